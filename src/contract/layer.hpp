@@ -1,0 +1,47 @@
+// What a call may be. `Validate` looks at everything a caller can get wrong and says it in a sentence; behind it nothing is checked again.
+#ifndef TERCET_SRC_CONTRACT_LAYER_HPP_
+#define TERCET_SRC_CONTRACT_LAYER_HPP_
+
+#include <cstdint>
+
+#include "src/rules/all.hpp"
+#include "tercet/tercet.hpp"
+
+namespace tercet::contract {
+
+// A call that has been checked: its sizes, and its options with every default filled in.
+struct Layer {
+  Rule rule = Rule::kLinear;
+  rules::Axes axes;
+  FeatureMap feature_map = FeatureMap::kIdentity;
+  double scale = 1;  // 1 under normalize, where it cancels
+  double eps = 0;
+  bool normalize = false;
+  Dtype dtype = Dtype::kF32;  // of every floating tensor
+  int64_t batch = 0, tokens = 0, key_dim = 0, value_dim = 0;
+  int64_t q_heads = 0, k_heads = 0, v_heads = 0;
+  int64_t state_heads = 0;  // max(k_heads, v_heads)
+  int64_t out_heads = 0;    // max(q_heads, state_heads)
+  int64_t sequences = 0;    // batch, or the number of packed sequences
+  Inputs in;
+  Outputs out;
+
+  // Output heads that read one state head.
+  int64_t queries_per_state() const { return out_heads / state_heads; }
+};
+
+// The tokens begin .. end - 1 of row `batch`.
+struct Sequence {
+  int64_t batch, begin, end;
+};
+Sequence SequenceAt(const Layer& layer, int64_t n);
+
+// The head of a tensor that has `heads` of them which a state head (of `state_heads`) reads; likewise q's for an output head.
+inline int64_t GroupedHead(int64_t head, int64_t heads, int64_t state_heads) { return head / (state_heads / heads); }
+
+// Fills `layer`, or says what is wrong. `outputs` may be null: then only the inputs are looked at.
+Status Validate(const Options& options, const Inputs& inputs, const Outputs* outputs, Layer* layer);
+
+}  // namespace tercet::contract
+
+#endif  // TERCET_SRC_CONTRACT_LAYER_HPP_
