@@ -1,0 +1,47 @@
+# The two main commands are `make verify` and `make test`. Both install what is missing and work in a fresh clone.
+
+
+.PHONY: verify test test-asan test-tsan fuzz bench setup format check-doors clean
+
+verify:
+	tools/setup.sh build
+	cmake --preset release -DTERCET_BUILD_TESTS=OFF
+	cmake --build --preset release
+	build/release/cli/tercet verify
+
+test:
+	tools/setup.sh build test
+	cmake --preset release -DTERCET_BUILD_TESTS=ON
+	cmake --build --preset release
+	ctest --preset release
+
+test-asan test-tsan: test-%:
+	tools/setup.sh build test ci
+	cmake --preset $*
+	cmake --build --preset $*
+	ctest --preset $*
+
+# Every reader of files for five minutes.
+fuzz:
+	tools/setup.sh build test ci
+	cmake --preset fuzz
+	cmake --build --preset fuzz
+	tools/fuzz.sh 300
+
+bench:
+	tools/setup.sh build bench
+	cmake --preset release -DTERCET_BUILD_BENCH=ON
+	cmake --build --preset release --target tercet_bench
+	build/release/bench/tercet_bench
+
+setup:
+	tools/setup.sh build test ci bench
+
+format:
+	tools/format.sh
+
+check-doors:
+	tools/check_doors.sh
+
+clean:
+	rm -rf build
