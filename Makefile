@@ -7,7 +7,7 @@ verify:
 	tools/setup.sh build
 	cmake --preset release -DTERCET_BUILD_TESTS=OFF
 	cmake --build --preset release
-	build/release/cli/tercet verify
+	build/release/bin/tercet verify
 
 test:
 	tools/setup.sh build test
