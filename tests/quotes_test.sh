@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every block of C++ and CMake in the README and in docs/cpp.md stands word for word in a file that is compiled. Usage: quotes_test.sh SOURCE_DIR
+# The pages say what the code says: every block of C++ and CMake in the README and in docs/cpp.md stands word for word in a file that is compiled, and
+# docs/rules.md has every rule's name, equation and other names as its header has them. Usage: quotes_test.sh SOURCE_DIR
 set -euo pipefail
 cd "$1"
 
@@ -26,4 +27,22 @@ for block in "$blocks"/*; do
     failed=1
   fi
 done
+
+rules=0
+for header in src/rules/*.hpp; do
+  name=$(sed -nE 's/.*kName = "(.*)";/\1/p' "$header")
+  [[ -n "$name" ]] || continue
+  rules=$((rules + 1))
+  for constant in kEquation kAlsoKnownAs; do
+    said=$(sed -nE "s/.*$constant = \"(.*)\";/\1/p" "$header")
+    if [[ -z "$said" ]] || ! grep -qF "$said" docs/rules.md; then
+      echo "docs/rules.md lacks $name's $constant: $said"
+      failed=1
+    fi
+  done
+  for page in README.md docs/rules.md; do
+    grep -qF "| \`$name\` |" "$page" || { echo "$page has no line for $name"; failed=1; }
+  done
+done
+((rules > 0)) || failed=1
 exit $failed
