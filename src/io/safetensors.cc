@@ -220,26 +220,44 @@ Status SafetensorsHead(std::string_view what, const File& file, std::string* hea
   std::vector<const Named*> named;
   for (const Named& entry : file.arrays) named.push_back(&entry);
   // Widest elements first, so that each tensor is aligned to its own.
-  std::stable_sort(named.begin(), named.end(),
-                   [](const Named* a, const Named* b) { return contract::SizeOf(a->second.dtype) > contract::SizeOf(b->second.dtype); });
+  std::sort(named.begin(), named.end(), [](const Named* a, const Named* b) {
+    const int64_t a_size = contract::SizeOf(a->second.dtype), b_size = contract::SizeOf(b->second.dtype);
+    return a_size != b_size ? a_size > b_size : a->first < b->first;
+  });
 
-  nlohmann::json header = nlohmann::json::object();
-  if (!file.metadata.empty()) header[std::string(kMetadata)] = file.metadata;
+  // Written by hand but for the strings: an nlohmann object allocates in its destructor, where a failure would end the program.
+  const auto quoted = [](const std::string& value) { return nlohmann::json(value).dump(); };
+  std::string text = "{";
   size_t reached = 0;
-  for (const Named* entry : named) {
-    const Array& array = entry->second;
-    if (entry->first == kMetadata) return Refuse(StatusCode::kValue, what, "no tensor of a .safetensors file can be named __metadata__");
-    const auto* known = std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const SafetensorsDtype& d) { return d.dtype == array.dtype; });
-    header[entry->first] = {{"dtype", known->name}, {"shape", array.shape}, {"data_offsets", {reached, reached + array.data.size()}}};
-    reached += array.data.size();
-    order->push_back(&array);
-  }
-  std::string text;
   try {
-    text = header.dump();
+    const char* comma = "";
+    if (!file.metadata.empty()) {
+      text += quoted(std::string(kMetadata)) + ":{";
+      for (const auto& [key, value] : file.metadata) {
+        text += comma + quoted(key) + ":" + quoted(value);
+        comma = ",";
+      }
+      text += "}";
+    }
+    for (const Named* entry : named) {
+      const Array& array = entry->second;
+      if (entry->first == kMetadata) return Refuse(StatusCode::kValue, what, "no tensor of a .safetensors file can be named __metadata__");
+      const auto* known = std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const SafetensorsDtype& d) { return d.dtype == array.dtype; });
+      text += comma + quoted(entry->first) + ":{\"dtype\":\"" + std::string(known->name) + "\",\"shape\":[";
+      comma = "";
+      for (const int64_t size : array.shape) {
+        text += comma + std::to_string(size);
+        comma = ",";
+      }
+      text += "],\"data_offsets\":[" + std::to_string(reached) + "," + std::to_string(reached + array.data.size()) + "]}";
+      comma = ",";
+      reached += array.data.size();
+      order->push_back(&array);
+    }
   } catch (const nlohmann::json::exception&) {
     return Refuse(StatusCode::kValue, what, "a name or the metadata is not valid UTF-8, which a .safetensors file needs");
   }
+  text += "}";
   text.append((8 - text.size() % 8) % 8, ' ');
   head->clear();
   for (int shift = 0; shift < 64; shift += 8) *head += static_cast<char>(text.size() >> shift & 255);

@@ -1,0 +1,386 @@
+#include "src/contract/layer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "src/contract/tensor.hpp"
+
+namespace tercet::contract {
+
+namespace {
+
+Status Refuse(StatusCode code, std::string message) { return {code, std::move(message)}; }
+
+std::string Text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.9g", value);
+  return text;
+}
+
+std::string Text(int64_t value) { return std::to_string(value); }
+
+std::string At(std::string_view name, std::initializer_list<int64_t> index) {
+  std::string text(name);
+  const char* separator = "[";
+  for (const int64_t i : index) {
+    text += separator + std::to_string(i);
+    separator = ", ";
+  }
+  return text + "]";
+}
+
+struct Named {
+  std::string_view name;
+  const ConstTensor* tensor;
+};
+
+// A tensor whose axes are known: rank, non-negative sizes, and offsets that fit in 62 bits, so that no later sum of them overflows.
+Status CheckForm(std::string_view name, const ConstTensor& t) {
+  if (t.rank < 0 || t.rank > kMaxRank)
+    return Refuse(StatusCode::kShape, std::string(name) + " has rank " + Text(int64_t{t.rank}) + " and must have at most " + Text(int64_t{kMaxRank}));
+  int64_t furthest = 0;
+  bool too_far = Count(t) < 0;
+  for (int axis = 0; axis < t.rank; ++axis) {
+    if (t.shape[axis] < 0)
+      return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + " and no size of it may be negative");
+    int64_t step = 0, span = 0;
+    too_far |= __builtin_mul_overflow(t.strides[axis], SizeOf(t.dtype), &step) || step == INT64_MIN;
+    too_far |= __builtin_mul_overflow(std::max<int64_t>(t.shape[axis] - 1, 0), too_far ? 0 : std::abs(step), &span);
+    too_far |= __builtin_add_overflow(furthest, span, &furthest);
+  }
+  if (too_far || furthest > (int64_t{1} << 61))
+    return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + ", which with its strides spans more than 2^61 bytes");
+  return {};
+}
+
+// The axes of a layout. kAnyHeads matches a count of heads that divides the state heads.
+constexpr int64_t kAnyHeads = -1;
+
+struct Layout {
+  std::string_view names;  // "[B, T, H, K]"
+  std::vector<int64_t> sizes;
+};
+
+std::string SizesText(const Layout& layout) {
+  std::string text = "[";
+  for (size_t axis = 0; axis < layout.sizes.size(); ++axis)
+    text += (axis == 0 ? "" : ", ") + (layout.sizes[axis] == kAnyHeads ? std::string("H") : Text(layout.sizes[axis]));
+  return text + "]";
+}
+
+Status CheckLayout(std::string_view name, const ConstTensor& t, const Layout& layout, int64_t state_heads) {
+  bool same = t.rank == static_cast<int>(layout.sizes.size());
+  bool grouped = false;
+  int64_t heads = 1;
+  for (int axis = 0; same && axis < t.rank; ++axis) {
+    if (layout.sizes[axis] == kAnyHeads) {
+      grouped = true;
+      heads = t.shape[axis];
+    } else {
+      same = t.shape[axis] == layout.sizes[axis];
+    }
+  }
+  if (!same)
+    return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + " and must be " + std::string(layout.names) + " = " + SizesText(layout) +
+                                          (std::find(layout.sizes.begin(), layout.sizes.end(), kAnyHeads) != layout.sizes.end()
+                                               ? " with H a divisor of the " + Text(state_heads) + " state heads"
+                                               : ""));
+  if (grouped && (heads < 1 || state_heads % heads != 0))
+    return Refuse(StatusCode::kShape, std::string(name) + " has " + Text(heads) + " heads (shape " + ShapeText(t) + ") and must have a count that divides the " +
+                                          Text(state_heads) + " state heads");
+  return {};
+}
+
+Status CheckData(std::string_view name, const ConstTensor& t) {
+  if (t.data == nullptr && Count(t) != 0)
+    return Refuse(StatusCode::kNullData, std::string(name) + " has no data and must point to its " + Text(Count(t)) + " elements");
+  return {};
+}
+
+Status CheckFloating(std::string_view name, const ConstTensor& t, Dtype dtype) {
+  if (t.dtype != dtype)
+    return Refuse(StatusCode::kDtype, std::string(name) + " is " + std::string(Name(t.dtype)) + " and must be " + std::string(Name(dtype)) + ", the dtype of q");
+  return {};
+}
+
+Status CheckOffsets(const ConstTensor& offsets, int64_t batch, int64_t tokens) {
+  if (offsets.dtype != Dtype::kI32 && offsets.dtype != Dtype::kI64)
+    return Refuse(StatusCode::kDtype, "offsets is " + std::string(Name(offsets.dtype)) + " and must be i32 or i64");
+  if (offsets.rank != 1 || offsets.shape[0] < 1)
+    return Refuse(StatusCode::kShape, "offsets has shape " + ShapeText(offsets) + " and must be [N + 1], one more than the packed sequences");
+  if (batch != 1) return Refuse(StatusCode::kShape, "offsets was given with a batch of " + Text(batch) + " and packed sequences must have a batch of 1");
+  if (Status status = CheckData("offsets", offsets); !status.ok()) return status;
+  int64_t last = 0;
+  for (int64_t n = 0; n < offsets.shape[0]; ++n) {
+    const int64_t offset = ReadInteger(offsets, Offset(offsets, n));
+    if (n == 0 && offset != 0) return Refuse(StatusCode::kValue, "offsets[0] is " + Text(offset) + " and must be 0");
+    if (offset < last)
+      return Refuse(StatusCode::kValue, At("offsets", {n}) + " is " + Text(offset) + " and must be at least " + Text(last) + ", the offset before it");
+    last = offset;
+  }
+  if (last != tokens)
+    return Refuse(StatusCode::kValue, At("offsets", {offsets.shape[0] - 1}) + " is " + Text(last) + " and must be " + Text(tokens) + ", the number of tokens");
+  return {};
+}
+
+// Walks the rows (all axes but the last) of a tensor whose first axes are batch and token, and calls row(index of the row's start, its indices) for
+// those of valid tokens until one refuses.
+template <class Row>
+Status ForEachRow(const ConstTensor& t, bool by_token, const ConstTensor& valid, Row&& row) {
+  const int outer = t.rank - 1;
+  std::array<int64_t, kMaxRank> index{};
+  int64_t rows = 1;
+  for (int axis = 0; axis < outer; ++axis) rows *= t.shape[axis];
+  for (int64_t r = 0; r < rows; ++r) {
+    const bool counts = !by_token || !valid.given() || ReadInteger(valid, Offset(valid, index[0], index[1])) != 0;
+    if (counts) {
+      if (Status status = row(Offset(t, index[0], index[1], index[2]), index); !status.ok()) return status;
+    }
+    for (int axis = outer - 1; axis >= 0; --axis) {
+      if (++index[axis] < t.shape[axis]) break;
+      index[axis] = 0;
+    }
+  }
+  return {};
+}
+
+// Whether any of n elements `step` apart is bad. Without a branch in the loop, so that it vectorises.
+template <class T, class Bad>
+bool AnyBad(const ConstTensor& t, int64_t offset, int64_t n, int64_t step, Bad bad) {
+  const char* at = static_cast<const char*>(t.data) + offset * static_cast<int64_t>(sizeof(T));
+  int any = 0;
+  if (step == 1) {
+    for (int64_t i = 0; i < n; ++i) {
+      T value;
+      std::memcpy(&value, at + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+      any |= bad(value);
+    }
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      T value;
+      std::memcpy(&value, at + i * step * static_cast<int64_t>(sizeof(T)), sizeof(T));
+      any |= bad(value);
+    }
+  }
+  return any != 0;
+}
+
+template <class Bad, class Sentence>
+Status CheckValues(std::string_view name, const ConstTensor& t, bool by_token, const ConstTensor& valid, Bad bad, Sentence sentence) {
+  if (!t.given() || Count(t) == 0) return {};
+  const int last = t.rank - 1;
+  const int64_t n = t.shape[last], step = t.strides[last];
+  return ForEachRow(t, by_token && last >= 2, valid, [&](int64_t offset, const std::array<int64_t, kMaxRank>& index) -> Status {
+    const bool any = t.dtype == Dtype::kF32 ? AnyBad<float>(t, offset, n, step, bad) : AnyBad<double>(t, offset, n, step, bad);
+    if (!any) return {};
+    for (int64_t i = 0; i < n; ++i) {
+      const double value = ReadDouble(t, offset + i * step);
+      if (!bad(value)) continue;
+      std::string where(name);
+      where += "[";
+      for (int axis = 0; axis < last; ++axis) where += Text(index[axis]) + ", ";
+      return Refuse(StatusCode::kValue, where + Text(i) + "] is " + Text(value) + sentence);
+    }
+    return {};
+  });
+}
+
+// [B, T, H] is checked a token at a time only where `valid` can excuse it; then its last axis, heads, is the row.
+Status CheckGates(const Layer& layer) {
+  const Inputs& in = layer.in;
+  const auto positive = [](auto x) { return !(x <= 0); };
+  const auto not_finite = [](auto x) { return !(std::abs(x) <= std::numeric_limits<decltype(x)>::max()); };
+  if (Status status = CheckValues("log_decay", in.log_decay, layer.axes.decay != Decay::kPerHead, in.valid, positive,
+                                  " and must be at most 0: it is the natural logarithm of the factor by which the state decays");
+      !status.ok())
+    return status;
+  return CheckValues("beta", in.beta, true, in.valid, not_finite, " and must be finite");
+}
+
+}  // namespace
+
+Sequence SequenceAt(const Layer& layer, int64_t n) {
+  if (!layer.in.offsets.given()) return {n, 0, layer.tokens};
+  return {0, ReadInteger(layer.in.offsets, Offset(layer.in.offsets, n)), ReadInteger(layer.in.offsets, Offset(layer.in.offsets, n + 1))};
+}
+
+Status Validate(const Options& options, const Inputs& inputs, const Outputs* outputs, Layer* layer) {
+  // Options.
+  if (static_cast<size_t>(options.rule) >= Rules().size())
+    return Refuse(StatusCode::kInvalidOption, "rule is " + Text(static_cast<int64_t>(options.rule)) + " and must be one of the " + Text(static_cast<int64_t>(Rules().size())) + " that Rules() lists");
+  if (Name(options.form) == "unknown")
+    return Refuse(StatusCode::kInvalidOption, "form is " + Text(static_cast<int64_t>(options.form)) + " and must be automatic, parallel, recurrent or chunkwise");
+  if (Name(options.feature_map) == "unknown")
+    return Refuse(StatusCode::kInvalidOption,
+                  "feature_map is " + Text(static_cast<int64_t>(options.feature_map)) + " and must be identity, elu_plus_one, relu or l2_norm");
+  const RuleInfo& info = Info(options.rule);
+  const std::string rule(info.name);
+  if (options.chunk < 0) return Refuse(StatusCode::kInvalidOption, "chunk is " + Text(options.chunk) + " and must be at least 1, or 0 for the library's choice");
+  if (options.chunk > 0 && (options.form == Form::kParallel || options.form == Form::kRecurrent))
+    return Refuse(StatusCode::kInvalidOption, "chunk is " + Text(options.chunk) + " and must not be given for the " + std::string(Name(options.form)) + " form, which has no chunks");
+  if (options.scale && !std::isfinite(*options.scale)) return Refuse(StatusCode::kInvalidOption, "scale is " + Text(*options.scale) + " and must be finite");
+  if (!(options.eps >= 0) || !std::isfinite(options.eps))
+    return Refuse(StatusCode::kInvalidOption, "eps is " + Text(options.eps) + " and must be finite and at least 0");
+  if (options.normalize && !info.can_normalize)
+    return Refuse(StatusCode::kInvalidOption, "normalize is true and must be false for " + rule + ": only a rule that adds k v' to the state has a key sum to divide by");
+  if (options.threads < 0) return Refuse(StatusCode::kInvalidOption, "threads is " + Text(int64_t{options.threads}) + " and must be at least 1, or 0 for all");
+  if (options.table_limit < 0) return Refuse(StatusCode::kInvalidOption, "table_limit is " + Text(options.table_limit) + " and must be at least 0 bytes");
+
+  // Which tensors.
+  const Outputs none;
+  const Outputs& out = outputs != nullptr ? *outputs : none;
+  const ConstTensor out_view = out.out, state_view = out.final_state, key_sum_view = out.final_key_sum;
+  const Named given[] = {{"q", &inputs.q},
+                         {"k", &inputs.k},
+                         {"v", &inputs.v},
+                         {"log_decay", &inputs.log_decay},
+                         {"beta", &inputs.beta},
+                         {"remove", &inputs.remove},
+                         {"write", &inputs.write},
+                         {"bonus", &inputs.bonus},
+                         {"initial_state", &inputs.initial_state},
+                         {"initial_key_sum", &inputs.initial_key_sum},
+                         {"offsets", &inputs.offsets},
+                         {"valid", &inputs.valid},
+                         {"out", &out_view},
+                         {"final_state", &state_view},
+                         {"final_key_sum", &key_sum_view}};
+  for (const Named& one : given)
+    if (Status status = CheckForm(one.name, *one.tensor); !status.ok()) return status;
+  const auto presence = [&](std::string_view name, const ConstTensor& t, bool takes, std::string_view layout) -> Status {
+    if (takes && !t.given()) return Refuse(StatusCode::kMissingInput, std::string(name) + " was not given and " + rule + " needs it as " + std::string(layout));
+    if (!takes && t.given()) return Refuse(StatusCode::kUnexpectedInput, std::string(name) + " was given and " + rule + " takes none");
+    return {};
+  };
+  const std::tuple<std::string_view, const ConstTensor*, bool, std::string_view> needs[] = {
+      {"q", &inputs.q, true, "[B, T, H, K]"},
+      {"k", &inputs.k, true, "[B, T, H, K]"},
+      {"v", &inputs.v, true, "[B, T, H, V]"},
+      {"log_decay", &inputs.log_decay, !info.log_decay_layout.empty(), info.log_decay_layout},
+      {"beta", &inputs.beta, info.takes_beta, "[B, T, H]"},
+      {"remove", &inputs.remove, info.takes_remove_and_write, "[B, T, H, K]"},
+      {"write", &inputs.write, info.takes_remove_and_write, "[B, T, H, K]"},
+      {"bonus", &inputs.bonus, info.takes_bonus, "[H, K]"},
+  };
+  for (const auto& [name, tensor, takes, layout] : needs)
+    if (Status status = presence(name, *tensor, takes, layout); !status.ok()) return status;
+  for (const Named& one : {Named{"initial_key_sum", &inputs.initial_key_sum}, Named{"final_key_sum", &key_sum_view}})
+    if (one.tensor->given() && !options.normalize)
+      return Refuse(StatusCode::kUnexpectedInput, std::string(one.name) + " was given and there is a key sum only with normalize");
+  if (outputs != nullptr && !out.out.given()) return Refuse(StatusCode::kMissingInput, "out was not given and must be [B, T, H, V]");
+
+  // Sizes: q, k and v say what they are, the rest must follow.
+  for (const Named& one : {Named{"q", &inputs.q}, Named{"k", &inputs.k}, Named{"v", &inputs.v}}) {
+    if (one.tensor->rank != 4)
+      return Refuse(StatusCode::kShape, std::string(one.name) + " has shape " + ShapeText(*one.tensor) + " and must be " +
+                                            (one.name == "v" ? "[B, T, H, V]: batch, tokens, heads, value_dim" : "[B, T, H, K]: batch, tokens, heads, key_dim"));
+    if (one.tensor->shape[2] < 1 || one.tensor->shape[3] < 1)
+      return Refuse(StatusCode::kShape, std::string(one.name) + " has shape " + ShapeText(*one.tensor) + " and must have at least one head and one channel");
+  }
+  Layer l;
+  l.rule = options.rule;
+  l.axes = rules::AxesOf(options.rule);
+  l.feature_map = options.feature_map;
+  l.eps = options.eps;
+  l.normalize = options.normalize;
+  l.dtype = inputs.q.dtype;
+  l.batch = inputs.q.shape[0];
+  l.tokens = inputs.q.shape[1];
+  l.q_heads = inputs.q.shape[2];
+  l.k_heads = inputs.k.shape[2];
+  l.v_heads = inputs.v.shape[2];
+  l.key_dim = inputs.q.shape[3];
+  l.value_dim = inputs.v.shape[3];
+  l.state_heads = std::max(l.k_heads, l.v_heads);
+  l.out_heads = std::max(l.q_heads, l.state_heads);
+  l.scale = options.normalize ? 1.0 : options.scale.value_or(info.default_scale_is_one ? 1.0 : 1.0 / std::sqrt(static_cast<double>(l.key_dim)));
+  l.in = inputs;
+  l.out = out;
+  if (l.dtype != Dtype::kF32 && l.dtype != Dtype::kF64)
+    return Refuse(StatusCode::kDtype, "q is " + std::string(Name(l.dtype)) + " and must be f32 or f64");
+
+  const auto divides = [&](std::string_view name, int64_t heads, int64_t group, std::string_view group_name) -> Status {
+    if (group % heads == 0) return {};
+    return Refuse(StatusCode::kShape, std::string(name) + " has " + Text(heads) + " heads and must have a count that divides the " + Text(group) + " " + std::string(group_name));
+  };
+  if (Status status = divides("k", l.k_heads, l.state_heads, "state heads, those of v"); !status.ok()) return status;
+  if (Status status = divides("v", l.v_heads, l.state_heads, "state heads, those of k"); !status.ok()) return status;
+  if (l.q_heads < l.out_heads) {
+    if (Status status = divides("q", l.q_heads, l.out_heads, "output heads, the larger count of k and v"); !status.ok()) return status;
+  } else if (l.out_heads % l.state_heads != 0) {
+    return Refuse(StatusCode::kShape, "q has " + Text(l.q_heads) + " heads and must have a multiple of the " + Text(l.state_heads) + " state heads, the larger count of k and v");
+  }
+
+  if (inputs.offsets.given()) {
+    if (Status status = CheckOffsets(inputs.offsets, l.batch, l.tokens); !status.ok()) return status;
+    l.sequences = inputs.offsets.shape[0] - 1;
+  } else {
+    l.sequences = l.batch;
+  }
+
+  const Layout per_token{"[B, T, H]", {l.batch, l.tokens, kAnyHeads}};
+  const Layout per_channel{"[B, T, H, K]", {l.batch, l.tokens, kAnyHeads, l.key_dim}};
+  const Layout decay = l.axes.decay == Decay::kPerHead ? Layout{"[H]", {kAnyHeads}} : l.axes.decay == Decay::kPerStep ? per_token : per_channel;
+  const Layout state{"[N, H, K, V]", {l.sequences, l.state_heads, l.key_dim, l.value_dim}};
+  const Layout key_sum{"[N, H, K]", {l.sequences, l.state_heads, l.key_dim}};
+  const std::pair<Named, Layout> layouts[] = {
+      {{"k", &inputs.k}, {"[B, T, H, K]", {l.batch, l.tokens, l.k_heads, l.key_dim}}},
+      {{"v", &inputs.v}, {"[B, T, H, V]", {l.batch, l.tokens, l.v_heads, l.value_dim}}},
+      {{"log_decay", &inputs.log_decay}, decay},
+      {{"beta", &inputs.beta}, per_token},
+      {{"remove", &inputs.remove}, per_channel},
+      {{"write", &inputs.write}, per_channel},
+      {{"bonus", &inputs.bonus}, {"[H, K]", {kAnyHeads, l.key_dim}}},
+      {{"initial_state", &inputs.initial_state}, state},
+      {{"initial_key_sum", &inputs.initial_key_sum}, key_sum},
+      {{"out", &out_view}, {"[B, T, H, V]", {l.batch, l.tokens, l.out_heads, l.value_dim}}},
+      {{"final_state", &state_view}, state},
+      {{"final_key_sum", &key_sum_view}, key_sum},
+  };
+  for (const auto& [named, layout] : layouts) {
+    if (!named.tensor->given()) continue;
+    if (Status status = CheckLayout(named.name, *named.tensor, layout, l.state_heads); !status.ok()) return status;
+    if (Status status = CheckFloating(named.name, *named.tensor, l.dtype); !status.ok()) return status;
+  }
+  if (inputs.valid.given()) {
+    if (inputs.valid.dtype != Dtype::kBool)
+      return Refuse(StatusCode::kDtype, "valid is " + std::string(Name(inputs.valid.dtype)) + " and must be bool");
+    if (Status status = CheckLayout("valid", inputs.valid, {"[B, T]", {l.batch, l.tokens}}, l.state_heads); !status.ok()) return status;
+  }
+  for (const Named& one : given)
+    if (Status status = CheckData(one.name, *one.tensor); !status.ok()) return status;
+
+  // Memory that is written: its elements apart from each other, and from all that is read, but for a state written over itself.
+  const Named written[] = {{"out", &out_view}, {"final_state", &state_view}, {"final_key_sum", &key_sum_view}};
+  for (size_t i = 0; i < 3; ++i) {
+    const Named& w = written[i];
+    if (!w.tensor->given()) continue;
+    if (MayOverlapItself(*w.tensor))
+      return Refuse(StatusCode::kOverlap, std::string(w.name) + " has strides under which two of its elements share memory and each must have its own");
+    for (const Named& r : given) {
+      if (r.tensor == w.tensor || !r.tensor->given() || !MayOverlap(*w.tensor, *r.tensor)) continue;
+      const bool own = (w.tensor == &state_view && r.tensor == &inputs.initial_state) || (w.tensor == &key_sum_view && r.tensor == &inputs.initial_key_sum);
+      bool identical = own && w.tensor->data == r.tensor->data;
+      for (int axis = 0; identical && axis < w.tensor->rank; ++axis)
+        identical = w.tensor->shape[axis] == 1 || w.tensor->strides[axis] == r.tensor->strides[axis];
+      if (!identical)
+        return Refuse(StatusCode::kOverlap, std::string(w.name) + " shares memory with " + std::string(r.name) +
+                                                (own ? " and must be the same view of it, or apart from it" : " and must be apart from it"));
+    }
+  }
+
+  if (options.check_values) {
+    if (Status status = CheckGates(l); !status.ok()) return status;
+  }
+  *layer = l;
+  return {};
+}
+
+}  // namespace tercet::contract

@@ -1,0 +1,123 @@
+// What an engine is handed: one state head of one sequence and some of its value columns, and the memory to work in. Nothing here is SIMD.
+#ifndef TERCET_SRC_FORMS_JOB_HPP_
+#define TERCET_SRC_FORMS_JOB_HPP_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "src/contract/layer.hpp"
+#include "src/contract/tensor.hpp"
+
+namespace tercet::forms {
+
+// A workspace is sized for `span` tokens and `columns` value columns; a job may use less.
+struct Job {
+  const contract::Layer* layer = nullptr;
+  int64_t span = 1;  // tokens taken at once: the chunk, or for the parallel form the longest sequence
+  int64_t sequence = 0, head = 0;
+  int64_t column = 0, columns = 0;  // value columns column .. column + columns - 1
+  std::byte* workspace = nullptr;   // aligned to kAlignment
+};
+
+// One engine for one target: `run[dtype is f64][rule]` does a job, `bytes` says what workspace it needs (job.workspace is not looked at).
+struct Engine {
+  static constexpr int kMaxRules = 16;
+  using Run = void (*)(const Job&);
+  using Bytes = int64_t (*)(const Job&);
+  Run run[2][kMaxRules] = {};
+  Bytes bytes[2][kMaxRules] = {};
+  int64_t panel[2] = {};  // value columns that are worked on side by side: jobs are cut at multiples of it
+};
+
+// Hands out pieces of a workspace. Without one it only counts, so that the same code says how much is needed.
+class Arena {
+ public:
+  static constexpr int64_t kAlignment = 64;
+
+  explicit Arena(std::byte* base) : base_(base) {}
+
+  template <class T>
+  T* Take(int64_t count) {
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    // One line more than asked: pieces of equal power-of-two sizes would begin in the same cache set.
+    used_ += (count * static_cast<int64_t>(sizeof(T)) + 2 * kAlignment - 1) / kAlignment * kAlignment;
+    return piece;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  int64_t used_ = 0;
+};
+
+// Copies n elements, `stride` apart, of the accumulator's own type from an address that need not be aligned. Dtypes and strides end here.
+template <class T>
+inline void LoadRow(const ConstTensor& t, int64_t offset, int64_t stride, int64_t n, T* to) {
+  const std::byte* from = static_cast<const std::byte*>(t.data) + offset * static_cast<int64_t>(sizeof(T));
+  if (stride == 1) {
+    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
+  } else {
+    for (int64_t i = 0; i < n; ++i) std::memcpy(to + i, from + i * stride * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  }
+}
+
+template <class T>
+inline T LoadOne(const ConstTensor& t, int64_t offset) {
+  T value;
+  std::memcpy(&value, static_cast<const std::byte*>(t.data) + offset * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  return value;
+}
+
+template <class T>
+inline void StoreRow(const Tensor& t, int64_t offset, int64_t stride, int64_t n, const T* from) {
+  std::byte* to = static_cast<std::byte*>(t.data) + offset * static_cast<int64_t>(sizeof(T));
+  if (stride == 1) {
+    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
+  } else {
+    for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * stride * static_cast<int64_t>(sizeof(T)), from + i, sizeof(T));
+  }
+}
+
+// The head of `t`, whose axis 2 (or 0 for [H] and [H, K]) counts heads, that a state head reads.
+inline int64_t HeadOf(const ConstTensor& t, int axis, int64_t head, int64_t state_heads) { return contract::GroupedHead(head, t.shape[axis], state_heads); }
+
+// Walks the valid tokens of a job's sequence in order. Rows of `out` that belong to tokens passed over are set to zero on the way.
+template <class T>
+class Tokens {
+ public:
+  explicit Tokens(const Job& job) : job_(job), at_(contract::SequenceAt(*job.layer, job.sequence)) {}
+
+  int64_t batch() const { return at_.batch; }
+
+  // The next valid tokens, at most `most`, and how many they are: 0 at the end.
+  int64_t Next(int64_t most, int64_t* tokens) {
+    int64_t n = 0;
+    const ConstTensor& valid = job_.layer->in.valid;
+    for (; at_.begin < at_.end && n < most; ++at_.begin) {
+      if (!valid.given() || contract::ReadInteger(valid, contract::Offset(valid, at_.batch, at_.begin)) != 0)
+        tokens[n++] = at_.begin;
+      else
+        ClearRow(at_.begin);
+    }
+    return n;
+  }
+
+ private:
+  void ClearRow(int64_t token) {
+    const Tensor& out = job_.layer->out.out;
+    const int64_t queries = job_.layer->queries_per_state();
+    const T zero = 0;
+    for (int64_t g = 0; g < queries; ++g)
+      for (int64_t c = 0; c < job_.columns; ++c)
+        StoreRow(out, contract::Offset(out, at_.batch, token, job_.head * queries + g, job_.column + c), 1, 1, &zero);
+  }
+
+  const Job& job_;
+  contract::Sequence at_;
+};
+
+}  // namespace tercet::forms
+
+#endif  // TERCET_SRC_FORMS_JOB_HPP_

@@ -1,0 +1,254 @@
+// The tile verbs: what the engines say to the machine. All work on dense aligned tiles of T (float or double).
+//
+// A panel is a tile of Panel<T>() columns, kPanelVectors vectors: as many as the registers hold beside a few rows of accumulators. Value columns and
+// key tables are stored panel by panel, [panel][row][Panel<T>()], so that walking down a panel's rows never meets the cache-set conflicts of a wide
+// row stride. Columns of a panel never mix; only columns that exist are computed, in whole vectors.
+//
+// Sums over channels or tokens run in the order of the index, in blocks of kDepth that are summed on their own. The order depends on the element's
+// own row and column alone, never on how many rows or columns there are, so that later tokens change no bit of earlier ones.
+#include <cmath>
+#include <cstdint>
+
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+
+#if defined(TERCET_SRC_FORMS_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERCET_SRC_FORMS_TILES_INL_H_
+#undef TERCET_SRC_FORMS_TILES_INL_H_
+#else
+#define TERCET_SRC_FORMS_TILES_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tercet {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class T>
+using Tag = hn::ScalableTag<T>;
+template <class T>
+using Vector = hn::Vec<Tag<T>>;
+
+// 32 vector registers hold 6 rows of 4 vectors, 16 hold 6 rows of 2.
+#if HWY_ARCH_ARM_A64 || (HWY_ARCH_X86 && HWY_MAX_BYTES == 64)
+constexpr int kPanelVectors = 4;
+#else
+constexpr int kPanelVectors = 2;
+#endif
+constexpr int64_t kTileRows = 6;
+constexpr int64_t kDepth = 64;
+
+template <class T>
+HWY_INLINE int64_t Lanes() {
+  return static_cast<int64_t>(hn::Lanes(Tag<T>()));
+}
+template <class T>
+HWY_INLINE int64_t Panel() {
+  return kPanelVectors * Lanes<T>();
+}
+HWY_INLINE int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// ---- Rows of any length: buffers have room up to a whole vector -----------------------------------------------------------------------------
+
+template <class T>
+HWY_INLINE void Fill(int64_t n, T value, T* to) {
+  const Tag<T> d;
+  for (int64_t i = 0; i < n; i += Lanes<T>()) hn::Store(hn::Set(d, value), d, to + i);
+}
+template <class T>
+HWY_INLINE void Copy(int64_t n, const T* from, T* to) {
+  const Tag<T> d;
+  for (int64_t i = 0; i < n; i += Lanes<T>()) hn::Store(hn::Load(d, from + i), d, to + i);
+}
+template <class T>
+HWY_INLINE void ScaleRow(int64_t n, T factor, T* row) {
+  const Tag<T> d;
+  for (int64_t i = 0; i < n; i += Lanes<T>()) hn::Store(hn::Mul(hn::Load(d, row + i), hn::Set(d, factor)), d, row + i);
+}
+// to = a b. `a` may be unaligned.
+template <class T>
+HWY_INLINE void MultiplyRows(int64_t n, const T* a, const T* b, T* to) {
+  const Tag<T> d;
+  for (int64_t i = 0; i < n; i += Lanes<T>()) hn::Store(hn::Mul(hn::LoadU(d, a + i), hn::Load(d, b + i)), d, to + i);
+}
+template <class T>
+HWY_INLINE void AddRow(int64_t n, const T* a, T* to) {
+  const Tag<T> d;
+  for (int64_t i = 0; i < n; i += Lanes<T>()) hn::Store(hn::Add(hn::Load(d, to + i), hn::Load(d, a + i)), d, to + i);
+}
+template <class T>
+HWY_INLINE void MultiplyAddRow(int64_t n, T factor, const T* a, T* to) {
+  const Tag<T> d;
+  for (int64_t i = 0; i < n; i += Lanes<T>()) hn::Store(hn::MulAdd(hn::Set(d, factor), hn::Load(d, a + i), hn::Load(d, to + i)), d, to + i);
+}
+// The sum of value(i), a vector, over the lanes i of n elements. Lanes past n count nothing, whatever they hold.
+template <class T, class Value>
+HWY_INLINE T SumLanes(int64_t n, Value value) {
+  const Tag<T> d;
+  auto even = hn::Zero(d), odd = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + 2 * Lanes<T>() <= n; i += 2 * Lanes<T>()) {
+    even = hn::Add(even, value(i));
+    odd = hn::Add(odd, value(i + Lanes<T>()));
+  }
+  for (; i < n; i += Lanes<T>())
+    even = hn::Add(even, hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(n - i)), value(i)));
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
+}
+template <class T>
+HWY_INLINE T Dot(int64_t n, const T* a, const T* b) {
+  const Tag<T> d;
+  return SumLanes<T>(n, [=](int64_t i) HWY_ATTR { return hn::Mul(hn::Load(d, a + i), hn::Load(d, b + i)); });
+}
+template <class T>
+HWY_INLINE T Sum(int64_t n, const T* a) {
+  const Tag<T> d;
+  return SumLanes<T>(n, [=](int64_t i) HWY_ATTR { return hn::Load(d, a + i); });
+}
+
+// exp(x) for x <= 0 in place. NaN stays NaN, and -inf gives 0.
+template <class T>
+HWY_INLINE void ExpRow(int64_t n, T* row) {
+  const Tag<T> d;
+  for (int64_t i = 0; i < n; i += Lanes<T>()) {
+    const auto x = hn::Load(d, row + i);
+    hn::Store(hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x)), d, row + i);
+  }
+}
+
+// x -> elu(x) + 1, which is exp(x) up to 0 and x + 1 above.
+template <class T>
+HWY_INLINE void EluPlusOneRow(int64_t n, T* row) {
+  const Tag<T> d;
+  const auto zero = hn::Zero(d);
+  for (int64_t i = 0; i < n; i += Lanes<T>()) {
+    const auto x = hn::Load(d, row + i);
+    const auto above = hn::Add(x, hn::Set(d, T{1}));
+    hn::Store(hn::IfThenElse(hn::Le(x, zero), hn::Exp(d, hn::Min(x, zero)), above), d, row + i);
+  }
+}
+
+// x -> max(x, 0), NaN kept.
+template <class T>
+HWY_INLINE void ReluRow(int64_t n, T* row) {
+  const Tag<T> d;
+  for (int64_t i = 0; i < n; i += Lanes<T>()) {
+    const auto x = hn::Load(d, row + i);
+    hn::Store(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x), d, row + i);
+  }
+}
+
+// x -> x / sqrt(sum x^2 + eps).
+template <class T>
+HWY_INLINE void L2NormRow(int64_t n, T eps, T* row) {
+  const Tag<T> d;
+  const T norm = std::sqrt(Dot(n, row, row) + eps);
+  for (int64_t i = 0; i < n; i += Lanes<T>()) hn::Store(hn::Div(hn::Load(d, row + i), hn::Set(d, norm)), d, row + i);
+}
+
+// ---- Products -----------------------------------------------------------------------------------------------------------------------------
+
+// A left operand read one number at a time: element (i, j) is at[i row + j step].
+template <class T>
+struct Left {
+  const T* at;
+  int64_t row, step;
+};
+
+// c[r][..] += sum over j of a(r, j) b[j][..] for kRows rows and kVectors vectors, j in blocks of kDepth. b's rows are Panel<T>() apart.
+template <int kRows, int kVectors, class T>
+HWY_INLINE void TileMultiplyAdd(int64_t depth, const Left<T>& a, const T* HWY_RESTRICT b, T* HWY_RESTRICT c, int64_t c_row) {
+  const Tag<T> d;
+  const int64_t lanes = Lanes<T>(), panel = Panel<T>();
+  for (int64_t begin = 0; begin < depth; begin += kDepth) {
+    const int64_t end = begin + kDepth < depth ? begin + kDepth : depth;
+    Vector<T> sum[kRows][kVectors];
+    HWY_UNROLL(8)
+    for (int r = 0; r < kRows; ++r) {
+      HWY_UNROLL(8)
+      for (int n = 0; n < kVectors; ++n) sum[r][n] = hn::Zero(d);
+    }
+    const T* at = a.at + begin * a.step;
+    for (int64_t j = begin; j < end; ++j, at += a.step) {
+      Vector<T> right[kVectors];
+      HWY_UNROLL(8)
+      for (int n = 0; n < kVectors; ++n) right[n] = hn::Load(d, b + j * panel + n * lanes);
+      HWY_UNROLL(8)
+      for (int r = 0; r < kRows; ++r) {
+        const auto left = hn::Set(d, at[r * a.row]);
+        HWY_UNROLL(8)
+        for (int n = 0; n < kVectors; ++n) sum[r][n] = hn::MulAdd(left, right[n], sum[r][n]);
+      }
+    }
+    HWY_UNROLL(8)
+    for (int r = 0; r < kRows; ++r) {
+      HWY_UNROLL(8)
+      for (int n = 0; n < kVectors; ++n) {
+        T* to = c + r * c_row + n * lanes;
+        hn::Store(hn::Add(hn::Load(d, to), sum[r][n]), d, to);
+      }
+    }
+  }
+}
+
+template <int kVectors, class T>
+HWY_NOINLINE void RowsMultiplyAdd(int64_t rows, int64_t depth, Left<T> a, const T* b, T* c, int64_t c_row) {
+  for (; rows >= 6; rows -= 6, a.at += 6 * a.row, c += 6 * c_row) TileMultiplyAdd<6, kVectors>(depth, a, b, c, c_row);
+  for (; rows >= 2; rows -= 2, a.at += 2 * a.row, c += 2 * c_row) TileMultiplyAdd<2, kVectors>(depth, a, b, c, c_row);
+  for (; rows >= 1; rows -= 1, a.at += a.row, c += c_row) TileMultiplyAdd<1, kVectors>(depth, a, b, c, c_row);
+}
+
+// c += a b for one panel b [depth][Panel<T>()], of which `vectors` vectors are wanted.
+template <class T>
+HWY_INLINE void MultiplyAdd(int vectors, int64_t rows, int64_t depth, const Left<T>& a, const T* b, T* c, int64_t c_row) {
+  if (vectors == 1) return RowsMultiplyAdd<1>(rows, depth, a, b, c, c_row);
+#if HWY_ARCH_ARM_A64 || (HWY_ARCH_X86 && HWY_MAX_BYTES == 64)
+  if (vectors == 3) return RowsMultiplyAdd<3>(rows, depth, a, b, c, c_row);
+  if (vectors == 4) return RowsMultiplyAdd<4>(rows, depth, a, b, c, c_row);
+#endif
+  return RowsMultiplyAdd<2>(rows, depth, a, b, c, c_row);
+}
+
+// c_i += sum over j < i (j <= i with the diagonal) of table(i, j) b_j, for the rows i of one panel. c may be b itself where the diagonal is left
+// out: rows are done in order, so that is forward substitution for (1 - table) x = c.
+template <class T>
+HWY_INLINE void MultiplyAddLower(int vectors, int64_t rows, bool diagonal, const T* table, int64_t table_row, const T* b, T* c) {
+  const Tag<T> d;
+  const int64_t lanes = Lanes<T>(), panel = Panel<T>();
+  for (int64_t begin = 0; begin < rows; begin += kTileRows) {
+    const int64_t end = begin + kTileRows < rows ? begin + kTileRows : rows;
+    MultiplyAdd(vectors, end - begin, begin, Left<T>{table + begin * table_row, table_row, 1}, b, c + begin * panel, panel);
+    for (int64_t i = begin; i < end; ++i) {
+      for (int n = 0; n < vectors; ++n) {
+        auto sum = hn::Load(d, c + i * panel + n * lanes);
+        for (int64_t j = begin; j < i + diagonal; ++j)
+          sum = hn::MulAdd(hn::Set(d, table[i * table_row + j]), hn::Load(d, b + j * panel + n * lanes), sum);
+        hn::Store(sum, d, c + i * panel + n * lanes);
+      }
+    }
+  }
+}
+
+// Rows [n][K] (row_stride apart) turned into panels of columns: to[panel][channel][Panel<T>()], token j in panel j / Panel. Columns of the last vector
+// past n are zero.
+template <class T>
+HWY_INLINE void Transpose(int64_t n, int64_t channels, const T* rows, int64_t row_stride, T* to) {
+  const int64_t panel = Panel<T>();
+  for (int64_t begin = 0; begin < n; begin += panel) {
+    const int64_t count = begin + panel < n ? panel : n - begin;
+    const int64_t padded = RoundUp(count, Lanes<T>());
+    T* at = to + begin * channels;
+    for (int64_t c = 0; c < channels; ++c, at += panel) {
+      const T* from = rows + begin * row_stride + c;
+      for (int64_t j = 0; j < count; ++j) at[j] = from[j * row_stride];
+      for (int64_t j = count; j < padded; ++j) at[j] = 0;
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tercet
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERCET_SRC_FORMS_TILES_INL_H_

@@ -1,0 +1,82 @@
+#include "src/plan/plan.hpp"
+
+#include <algorithm>
+#include <string>
+
+namespace tercet::plan {
+
+namespace {
+
+// Tokens whose packed rows the recurrent form holds at once: q and k of 64 tokens at K = 128 and a panel of the state lie in L2 and L1.
+constexpr int64_t kRecurrentSpan = 64;
+constexpr int64_t kChunk = 64;
+// Below so many multiply-adds a second thread costs more to wake (20 to 40 us with oneTBB) than it saves.
+constexpr double kWorthAThread = 1e6;
+
+int64_t LongestSequence(const contract::Layer& layer) {
+  int64_t longest = 0;
+  for (int64_t n = 0; n < layer.sequences; ++n) {
+    const contract::Sequence at = contract::SequenceAt(layer, n);
+    longest = std::max(longest, at.end - at.begin);
+    if (!layer.in.offsets.given()) break;
+  }
+  return longest;
+}
+
+std::string Mebibytes(double bytes) { return std::to_string(static_cast<int64_t>(bytes / (1 << 20)) + 1) + " MiB"; }
+
+}  // namespace
+
+int64_t DefaultChunk(const contract::Layer&) { return kChunk; }
+
+forms::Job Plan::JobAt(const contract::Layer& layer, int64_t i) const {
+  forms::Job job;
+  job.layer = &layer;
+  job.span = span;
+  job.column = i % cuts * columns;
+  job.columns = std::min(columns, layer.value_dim - job.column);
+  job.head = i / cuts % layer.state_heads;
+  job.sequence = i / cuts / layer.state_heads;
+  return job;
+}
+
+Status Make(const Options& options, const contract::Layer& layer, const targets::Target& target, int concurrency, Plan* plan) {
+  const int64_t longest = LongestSequence(layer);
+  const bool f64 = layer.dtype == Dtype::kF64;
+  // A chunk of a few tokens costs more in tables than the recurrence in passes over the state.
+  const Form form = options.form != Form::kAutomatic ? options.form : longest < 16 ? Form::kRecurrent : Form::kChunkwise;
+  plan->engine = form == Form::kRecurrent ? target.recurrent : target.chunkwise;
+  const int64_t span = form == Form::kRecurrent ? kRecurrentSpan : form == Form::kParallel ? longest : options.chunk > 0 ? options.chunk : DefaultChunk(layer);
+  plan->span = std::clamp<int64_t>(span, 1, std::max<int64_t>(longest, 1));
+
+  const int64_t heads = layer.sequences * layer.state_heads;
+  const double work = static_cast<double>(heads) * static_cast<double>(longest) * static_cast<double>(layer.key_dim) * static_cast<double>(layer.value_dim);
+  plan->workers = work < kWorthAThread ? 1 : std::max(1, concurrency);
+  if (options.threads > 0) plan->workers = std::min<int64_t>(plan->workers, options.threads);
+
+  if (form == Form::kParallel) {
+    const double side = static_cast<double>(plan->span), table = side * side * static_cast<double>(contract::SizeOf(layer.dtype));
+    const auto limit = static_cast<double>(options.table_limit);
+    if (table > limit)
+      return {StatusCode::kTableLimit, "the parallel form needs a table of " + std::to_string(plan->span) + " x " + std::to_string(plan->span) + ", " + Mebibytes(table) +
+                                           ", and table_limit is " + Mebibytes(limit - 1) + ": raise it, or use the chunkwise form, which computes the same"};
+    plan->workers = std::min(plan->workers, std::max<int64_t>(1, static_cast<int64_t>(limit / std::max(table, 1.0))));
+  }
+
+  // Whole heads where there are enough of them; else their value columns are shared out, by panels.
+  const int64_t panel = plan->engine->panel[f64], panels = (layer.value_dim + panel - 1) / panel;
+  const int64_t wanted = heads == 0 ? 1 : std::min(panels, (plan->workers + heads - 1) / heads);
+  const int64_t panels_a_job = (panels + wanted - 1) / wanted;
+  plan->columns = std::min(layer.value_dim, panels_a_job * panel);
+  plan->cuts = (panels + panels_a_job - 1) / panels_a_job;
+  plan->jobs = heads * plan->cuts;
+  plan->workers = std::max<int64_t>(1, std::min(plan->workers, plan->jobs));
+  // What a workspace holds grows with these products; past 2^50 numbers no machine has it, and counting it exactly could overflow.
+  const double numbers = static_cast<double>(plan->span) * static_cast<double>(plan->span) +
+                         static_cast<double>(layer.key_dim + plan->span) * static_cast<double>(plan->columns + layer.queries_per_state() * (layer.key_dim + panel));
+  if (numbers > 0x1p50) return {StatusCode::kOutOfMemory, "a chunk of " + std::to_string(plan->span) + " tokens would need more memory than there is; a smaller chunk needs less"};
+  if (plan->jobs > 0) plan->bytes = plan->engine->bytes[f64][static_cast<size_t>(layer.rule)](plan->JobAt(layer, 0));
+  return {};
+}
+
+}  // namespace tercet::plan

@@ -1,0 +1,33 @@
+// How a call is carried out: which form, which chunk, and how heads and value columns are cut into jobs. The cut changes no bit of the result.
+#ifndef TERCET_SRC_PLAN_PLAN_HPP_
+#define TERCET_SRC_PLAN_PLAN_HPP_
+
+#include <cstdint>
+
+#include "src/contract/layer.hpp"
+#include "src/forms/job.hpp"
+#include "src/targets/targets.hpp"
+
+namespace tercet::plan {
+
+struct Plan {
+  const forms::Engine* engine = nullptr;
+  int64_t span = 1;      // tokens an engine takes at once
+  int64_t columns = 1;   // value columns of a job; the last of a head may have fewer
+  int64_t cuts = 1;      // jobs a head
+  int64_t jobs = 0;      // sequences * state heads * cuts
+  int64_t workers = 1;   // jobs at once, each with a workspace of its own
+  int64_t bytes = 0;     // of a workspace
+
+  forms::Job JobAt(const contract::Layer& layer, int64_t i) const;
+};
+
+// The chunk that Options::chunk = 0 stands for.
+int64_t DefaultChunk(const contract::Layer& layer);
+
+// Refuses a parallel form whose table does not fit the limit.
+Status Make(const Options& options, const contract::Layer& layer, const targets::Target& target, int concurrency, Plan* plan);
+
+}  // namespace tercet::plan
+
+#endif  // TERCET_SRC_PLAN_PLAN_HPP_

@@ -1,0 +1,42 @@
+// The recurrent engine, once for each target, rule and accumulator type.
+#include "src/targets/selection.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/targets/recurrent.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "src/forms/recurrent-inl.h"
+#include "src/rules/all.hpp"
+#include "src/targets/targets.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace tercet {
+namespace HWY_NAMESPACE {
+
+static forms::Engine MakeRecurrent() {
+  forms::Engine engine;
+  rules::All::ForEach([&]<class R>(R) {
+    constexpr auto kRule = static_cast<size_t>(R::kRule);
+    engine.run[0][kRule] = &Recurrent<R, float>::Run;
+    engine.run[1][kRule] = &Recurrent<R, double>::Run;
+    engine.bytes[0][kRule] = &Recurrent<R, float>::Bytes;
+    engine.bytes[1][kRule] = &Recurrent<R, double>::Bytes;
+  });
+  engine.panel[0] = Panel<float>();
+  engine.panel[1] = Panel<double>();
+  return engine;
+}
+
+}  // namespace HWY_NAMESPACE
+
+namespace targets {
+
+template <>
+const forms::Engine& RecurrentEngine<HWY_TARGET>() {
+  static const forms::Engine engine = HWY_NAMESPACE::MakeRecurrent();
+  return engine;
+}
+
+}  // namespace targets
+}  // namespace tercet
+HWY_AFTER_NAMESPACE();

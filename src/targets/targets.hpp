@@ -1,0 +1,31 @@
+// Which instruction sets there is code for, and each one's engines. The files beside this one compile the engines once a target; no arithmetic here.
+#ifndef TERCET_SRC_TARGETS_TARGETS_HPP_
+#define TERCET_SRC_TARGETS_TARGETS_HPP_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "src/forms/job.hpp"
+#include "tercet/tercet.hpp"
+
+namespace tercet::targets {
+
+// One for each target in HWY_TARGETS, named by its bit.
+template <int64_t kTarget>
+const forms::Engine& RecurrentEngine();
+template <int64_t kTarget>
+const forms::Engine& ChunkwiseEngine();
+
+struct Target {
+  std::string_view name;
+  const forms::Engine* recurrent;
+  const forms::Engine* chunkwise;  // the parallel form too
+};
+
+// The target of that name, in any case; empty: $TERCET_TARGET, else the best that this machine runs.
+Status Choose(std::string_view name, const Target** target);
+
+}  // namespace tercet::targets
+
+#endif  // TERCET_SRC_TARGETS_TARGETS_HPP_
