@@ -1,0 +1,147 @@
+// The recurrent form: a state of fixed size, token by token.
+//
+//   S_t = D_t S_{t-1} + w_t (r_t' S_{t-1}) + k_t u_t'        o_t = scale S_t' q_t
+//
+//   add, rwkv6   u = v
+//   delta        r = D k   w = -beta k   u = beta v
+//   rank one     r = remove   w = write   u = v
+//   rwkv6        o_t = scale (S_{t-1} + diag(bonus) k_t v_t')' q_t
+//   normalised   z_t = D_t z_{t-1} + k_t   o_t = S_t' q_t / (z_t' q_t), with rwkv6's change to both; a zero row where the denominator is zero
+//
+// A policy says what is rounded on the way. `Exact` rounds nothing; src/proof/monte_carlo.hpp rounds at random.
+#ifndef TERCET_SRC_REFERENCE_RECURRENT_HPP_
+#define TERCET_SRC_REFERENCE_RECURRENT_HPP_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "src/reference/head.hpp"
+
+namespace tercet::reference {
+
+template <class T>
+struct Exact {
+  using Stored = T;  // of inputs, state and answer
+  using Wide = T;    // of the arithmetic
+  // y = x, rounded to what can be stored.
+  void Round(const T* x, int64_t n, T* y) { std::copy(x, x + n, y); }
+  // y = x, as factors of products that are themselves rounded.
+  void Factors(const T* x, int64_t n, T* y) { std::copy(x, x + n, y); }
+};
+
+template <class Rounding>
+Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored>& h, Rounding& rounding) {
+  using Stored = typename Rounding::Stored;
+  using T = typename Rounding::Wide;
+  const int64_t n = h.n, K = h.K, V = h.V;
+  const bool reads_before = h.update == Update::kAddReadBefore;
+  const bool removes = h.update == Update::kDelta || h.update == Update::kRankOne;
+
+  Answer<Stored> a;
+  a.out.resize(h.G * n * V);
+  a.state = h.S0;
+  a.z = h.z0;
+  Stored* S = a.state.data();
+  Stored* z = a.z.data();
+
+  std::vector<T> row(std::max(K, V)), x(K), y(K), p(V), u(V), kx(K), wx(K);
+  std::vector<Stored> read(V), divisor(1);
+
+  // out = scale M' q, with M = S, or the state before the write and the bonus in the write's place.
+  const auto Read = [&](int64_t t) {
+    const Stored* k = h.k.data() + t * K;
+    const Stored* v = h.v.data() + t * V;
+    for (int64_t g = 0; g < h.G; ++g) {
+      const Stored* q = h.q.data() + (g * n + t) * K;
+      rounding.Factors(q, K, x.data());
+      std::fill(row.begin(), row.end(), T(0));
+      T* o = row.data();
+      for (int64_t c = 0; c < K; ++c) {
+        const T q_c = x[c];
+        const Stored* S_c = S + c * V;
+        if (reads_before) {
+          const T b_c = T(h.bonus[c]) * T(k[c]);
+          for (int64_t i = 0; i < V; ++i) o[i] = o[i] + q_c * (T(S_c[i]) + b_c * T(v[i]));
+        } else {
+          for (int64_t i = 0; i < V; ++i) o[i] = o[i] + q_c * T(S_c[i]);
+        }
+      }
+      rounding.Round(o, V, read.data());
+      if (h.normalize) {
+        T d = T(0);
+        for (int64_t c = 0; c < K; ++c) d = d + x[c] * (reads_before ? T(z[c]) + T(h.bonus[c]) * T(k[c]) : T(z[c]));
+        rounding.Round(&d, 1, divisor.data());
+        for (int64_t i = 0; i < V; ++i) o[i] = divisor[0] == Stored(0) ? T(0) : T(read[i]) / T(divisor[0]);
+      } else {
+        for (int64_t i = 0; i < V; ++i) o[i] = T(h.scale) * T(read[i]);
+      }
+      rounding.Round(o, V, a.out.data() + (g * n + t) * V);
+    }
+  };
+
+  for (int64_t t = 0; t < n; ++t) {
+    const Stored* D = h.D.data() + t * K;
+    const Stored* k = h.k.data() + t * K;
+    const Stored* v = h.v.data() + t * V;
+    if (reads_before) Read(t);
+
+    // p = S' r and w, of the state as the token finds it
+    const T beta = h.update == Update::kDelta ? T(h.beta[t]) : T(1);
+    if (removes) {
+      if (h.update == Update::kDelta) {
+        rounding.Factors(k, K, x.data());
+        rounding.Factors(k, K, wx.data());
+        for (int64_t c = 0; c < K; ++c) {
+          x[c] = T(D[c]) * x[c];
+          wx[c] = T(0) - beta * wx[c];
+        }
+      } else {
+        rounding.Factors(h.remove.data() + t * K, K, x.data());
+        rounding.Factors(h.write.data() + t * K, K, wx.data());
+      }
+      std::fill(row.begin(), row.end(), T(0));
+      T* sum = row.data();
+      for (int64_t c = 0; c < K; ++c) {
+        const T r_c = x[c];
+        const Stored* S_c = S + c * V;
+        for (int64_t i = 0; i < V; ++i) sum[i] = sum[i] + r_c * T(S_c[i]);
+      }
+      rounding.Round(sum, V, read.data());
+      for (int64_t i = 0; i < V; ++i) p[i] = T(read[i]);
+    }
+
+    // S <- D S + w p' + k u'
+    for (int64_t i = 0; i < V; ++i) u[i] = beta * T(v[i]);
+    rounding.Factors(k, K, kx.data());
+    for (int64_t c = 0; c < K; ++c) {
+      const T D_c = T(D[c]), k_c = kx[c];
+      T* s = row.data();
+      Stored* S_c = S + c * V;
+      if (removes) {
+        const T w_c = wx[c];
+        for (int64_t i = 0; i < V; ++i) s[i] = D_c * T(S_c[i]) + w_c * p[i] + k_c * u[i];
+      } else {
+        for (int64_t i = 0; i < V; ++i) s[i] = D_c * T(S_c[i]) + k_c * u[i];
+      }
+      rounding.Round(s, V, S_c);
+    }
+    // z <- D z + k
+    if (h.normalize) {
+      for (int64_t c = 0; c < K; ++c) y[c] = T(D[c]) * T(z[c]) + T(k[c]);
+      rounding.Round(y.data(), K, z);
+    }
+    if (!reads_before) Read(t);
+  }
+  return a;
+}
+
+template <class T>
+Answer<T> Recurrent(const Head<T>& h) {
+  Exact<T> exact;
+  return Recurrent(h, exact);
+}
+
+}  // namespace tercet::reference
+
+#endif  // TERCET_SRC_REFERENCE_RECURRENT_HPP_
