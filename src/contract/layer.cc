@@ -99,7 +99,7 @@ Status CheckLayout(std::string_view name, const ConstTensor& t, const Layout& la
 }
 
 Status CheckData(std::string_view name, const ConstTensor& t) {
-  if (t.data == nullptr && Count(t) != 0)
+  if (t.given() && t.data == nullptr && Count(t) != 0)
     return Refuse(StatusCode::kNullData, std::string(name) + " has no data and must point to its " + Text(Count(t)) + " elements");
   return {};
 }

@@ -55,7 +55,10 @@ std::string Bytes(uint64_t count) { return std::to_string(count) + (count == 1 ?
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
   std::string out = "[";
-  for (const int64_t size : shape) out += (out.size() > 1 ? ", " : "") + std::to_string(size);
+  for (const int64_t size : shape) {
+    if (out.size() > 1) out += ", ";
+    out += std::to_string(size);
+  }
   return out + "]";
 }
 

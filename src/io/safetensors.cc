@@ -226,38 +226,41 @@ Status SafetensorsHead(std::string_view what, const File& file, std::string* hea
   });
 
   // Written by hand but for the strings: an nlohmann object allocates in its destructor, where a failure would end the program.
-  const auto quoted = [](const std::string& value) { return nlohmann::json(value).dump(); };
   std::string text = "{";
+  const auto append = [&](std::initializer_list<std::string_view> parts) {
+    for (const std::string_view part : parts) text += part;
+  };
+  const auto quoted = [](std::string_view value) { return nlohmann::json(value).dump(); };
   size_t reached = 0;
   try {
     const char* comma = "";
     if (!file.metadata.empty()) {
-      text += quoted(std::string(kMetadata)) + ":{";
+      append({quoted(kMetadata), ":{"});
       for (const auto& [key, value] : file.metadata) {
-        text += comma + quoted(key) + ":" + quoted(value);
+        append({comma, quoted(key), ":", quoted(value)});
         comma = ",";
       }
-      text += "}";
+      text += '}';
     }
     for (const Named* entry : named) {
       const Array& array = entry->second;
       if (entry->first == kMetadata) return Refuse(StatusCode::kValue, what, "no tensor of a .safetensors file can be named __metadata__");
       const auto* known = std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const SafetensorsDtype& d) { return d.dtype == array.dtype; });
-      text += comma + quoted(entry->first) + ":{\"dtype\":\"" + std::string(known->name) + "\",\"shape\":[";
+      append({comma, quoted(entry->first), ":{\"dtype\":\"", known->name, "\",\"shape\":["});
       comma = "";
       for (const int64_t size : array.shape) {
-        text += comma + std::to_string(size);
+        append({comma, std::to_string(size)});
         comma = ",";
       }
-      text += "],\"data_offsets\":[" + std::to_string(reached) + "," + std::to_string(reached + array.data.size()) + "]}";
-      comma = ",";
+      append({"],\"data_offsets\":[", std::to_string(reached), ",", std::to_string(reached + array.data.size()), "]}"});
       reached += array.data.size();
+      comma = ",";
       order->push_back(&array);
     }
   } catch (const nlohmann::json::exception&) {
     return Refuse(StatusCode::kValue, what, "a name or the metadata is not valid UTF-8, which a .safetensors file needs");
   }
-  text += "}";
+  text += '}';
   text.append((8 - text.size() % 8) % 8, ' ');
   head->clear();
   for (int shift = 0; shift < 64; shift += 8) *head += static_cast<char>(text.size() >> shift & 255);

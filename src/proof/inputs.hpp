@@ -45,7 +45,7 @@ struct RandomSpec {
 };
 
 // Random inputs under which no rule's state grows without bound: q, v normal; k normal over sqrt(K), of unit norm for the delta rules; log_decay
-// uniform in powers between -1e-3 and -1; beta in (0, 1); remove = -kappa, write = kappa a with kappa of unit norm and a in (0, 1).
+// between -2^-10 and -1, as likely in each power of two; beta in (0, 1); remove = -kappa, write = kappa a with kappa of unit norm and a in (0, 1).
 // Numbers are drawn in double and rounded to the dtype. The same spec gives the same numbers on every machine.
 OwnedInputs RandomInputs(const RandomSpec& spec);
 

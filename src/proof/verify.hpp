@@ -11,17 +11,13 @@
 #include <vector>
 
 #include "src/proof/inputs.hpp"
+#include "src/reference/plant.hpp"
 #include "tercet/tercet.hpp"
 
 namespace tercet::proof {
 
 // An error put into the chunkwise form on purpose, to see that the proof sees it.
-enum class Plant {
-  kNone,
-  kDecay,  // a token's own decay is applied to what it has just written: F(i, j) holds D_j too
-  kScale,  // the scale is left out
-  kMask,   // the causal mask is off by one: a token does not see itself (rwkv6: sees its own write beside the bonus)
-};
+using Plant = reference::Plant;
 
 struct VerifyOptions {
   Options attend;          // rule, scale, feature map, normalise, chunk (0: the library's choice), executor, target; `form` is ignored
