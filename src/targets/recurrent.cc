@@ -28,8 +28,10 @@ static forms::Engine MakeRecurrent() {
 }
 
 }  // namespace HWY_NAMESPACE
+}  // namespace tercet
+HWY_AFTER_NAMESPACE();
 
-namespace targets {
+namespace tercet::targets {
 
 template <>
 const forms::Engine& RecurrentEngine<HWY_TARGET>() {
@@ -37,6 +39,4 @@ const forms::Engine& RecurrentEngine<HWY_TARGET>() {
   return engine;
 }
 
-}  // namespace targets
-}  // namespace tercet
-HWY_AFTER_NAMESPACE();
+}  // namespace tercet::targets
