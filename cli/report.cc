@@ -1,0 +1,135 @@
+#include "cli/report.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "cli/terminal.hpp"
+
+namespace tercet::cli {
+namespace {
+
+constexpr int kDecideColumn = 92;
+
+// The bound on the chance that forms which differ pass the first half.
+std::string Chance(const proof::Algebra& algebra) {
+  return std::isfinite(algebra.log2_failure) ? fmt::format("2^{:.0f}", std::ceil(algebra.log2_failure)) : "0";
+}
+
+std::string Size(const proof::Algebra& algebra) {
+  return fmt::format("tokens {}, key_dim {}, value_dim {}, chunk {}", algebra.tokens, algebra.key_dim, algebra.value_dim, algebra.chunk);
+}
+
+}  // namespace
+
+std::string Shape(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t size : shape) text += fmt::format("{}{}", text.empty() ? "" : ", ", size);
+  return fmt::format("({}{})", text, shape.size() == 1 ? "," : "");
+}
+
+std::string Shape(const ConstTensor& tensor) { return Shape(std::vector<int64_t>(tensor.shape.begin(), tensor.shape.begin() + tensor.rank)); }
+
+std::string Decide(std::string_view text, bool value) { return fmt::format("{:<{}} {}\n", text, kDecideColumn, TrueFalse(value)); }
+
+std::string Setting(const contract::Layer& layer, const proof::Verdict& verdict) {
+  const std::string heads = layer.q_heads == layer.k_heads && layer.k_heads == layer.v_heads
+                                ? fmt::format("heads {}", layer.q_heads)
+                                : fmt::format("heads {} of q, {} of k, {} of v", layer.q_heads, layer.k_heads, layer.v_heads);
+  const std::string sequences = layer.in.offsets.given() ? fmt::format("packed sequences {}, tokens {} in all", layer.sequences, layer.tokens)
+                                                         : fmt::format("batch {}, tokens {}", layer.batch, layer.tokens);
+  return fmt::format("  rule {}: {}\n  {}, {}, key_dim {}, value_dim {}\n  {}, chunk {}, feature map {}, {}, target {}\n", Name(layer.rule),
+                     Info(layer.rule).equation, sequences, heads, layer.key_dim, layer.value_dim, Name(layer.dtype), verdict.chunk,
+                     Name(layer.feature_map), layer.normalize ? std::string("normalised") : fmt::format("scale {:.6g}", layer.scale), verdict.target);
+}
+
+std::string Halves(const proof::Verdict& verdict) {
+  const proof::Algebra& algebra = verdict.algebra;
+  std::string text = Bold("The same in algebra") + ": the forms on random elements of the prime field of 2^61 - 1, where nothing is rounded.\n";
+  text += fmt::format("  {}{}\n", Size(algebra), algebra.whole ? "" : " (less than the layer's own size, which would take long)");
+  text += fmt::format("  {} draws, degree at most {}, {} elements of each two forms compared; forms that differ would pass with a chance below {}\n",
+                      algebra.draws, algebra.degree, algebra.compared, Chance(algebra));
+  text += Decide("  parallel = recurrent", algebra.recurrent_is_parallel);
+  text += Decide("  chunkwise = recurrent", algebra.chunkwise_is_recurrent);
+  text += Decide("  chunkwise = parallel", algebra.chunkwise_is_parallel);
+  text +=
+      "\n" + Bold("The same in floating point") + ": how far each form is from a more precise reference, over the noise that rounding alone makes.\n";
+  text += fmt::format("  {:<10} {:>10} {:>10} {:>8}  {:<15} {:>10}\n", "form", "distance", "noise", "ratio", "worst in", "largest");
+  for (const proof::Judgement& judgement : verdict.judgements)
+    text += Decide(fmt::format("  {:<10} {:>10.2e} {:>10.2e} {:>8.3g}  {:<15} {:>10.2e}  ratio at most {:g}", judgement.form, judgement.distance,
+                               judgement.noise, judgement.ratio, judgement.tensor, judgement.largest, verdict.limit),
+                   judgement.same);
+  return text;
+}
+
+std::string RowTitle(const proof::Verdict& verdict) {
+  constexpr std::string_view kAlgebra = "The same in algebra", kFloats = "The same in floating point";
+  return fmt::format("{:<13}{}{:<19}{} (distance / noise, at most {:g})\n", "", Bold(kAlgebra), "", Bold(kFloats), verdict.limit) +
+         fmt::format("{:<13}{:<9}{:<9}{:<9}{:<11}{:<10}{:<11}{:<11}{:<8}{}\n", "rule", "par=rec", "chu=rec", "chu=par", "chance <", "parallel",
+                     "recurrent", "chunkwise", "within", "same function");
+}
+
+std::string Row(std::string_view rule, const proof::Verdict& verdict) {
+  const proof::Algebra& algebra = verdict.algebra;
+  const auto padded = [](bool value, size_t width) { return TrueFalse(value) + std::string(width - (value ? 4 : 5), ' '); };
+  std::string text = fmt::format("{:<13}{}{}{}{:<11}", rule, padded(algebra.recurrent_is_parallel, 9), padded(algebra.chunkwise_is_recurrent, 9),
+                                 padded(algebra.chunkwise_is_parallel, 9), Chance(algebra));
+  bool within = true;
+  for (const proof::Judgement& judgement : verdict.judgements) {
+    text += fmt::format("{:<{}.3g}", judgement.ratio, judgement.form == "parallel" ? 10 : 11);
+    within &= judgement.same;
+  }
+  return text + padded(within, 8) + TrueFalse(verdict.same()) + "\n";
+}
+
+Json ToJson(const contract::Layer& layer, const proof::Verdict& verdict) {
+  Json json;
+  json["same"] = verdict.same();
+  json["rule"] = Name(layer.rule);
+  json["dtype"] = Name(layer.dtype);
+  json["feature_map"] = Name(layer.feature_map);
+  json["normalize"] = layer.normalize;
+  json["scale"] = layer.normalize ? Json() : Json(layer.scale);
+  json["batch"] = layer.batch;
+  json["tokens"] = layer.tokens;
+  json["sequences"] = layer.sequences;
+  json["key_dim"] = layer.key_dim;
+  json["value_dim"] = layer.value_dim;
+  json["q_heads"] = layer.q_heads;
+  json["k_heads"] = layer.k_heads;
+  json["v_heads"] = layer.v_heads;
+  json["chunk"] = verdict.chunk;
+  json["target"] = verdict.target;
+  const proof::Algebra& algebra = verdict.algebra;
+  json["algebra"] = {{"same", algebra.same()},
+                     {"tokens", algebra.tokens},
+                     {"key_dim", algebra.key_dim},
+                     {"value_dim", algebra.value_dim},
+                     {"chunk", algebra.chunk},
+                     {"whole", algebra.whole},
+                     {"draws", algebra.draws},
+                     {"degree", algebra.degree},
+                     {"log2_failure", algebra.log2_failure},
+                     {"compared", algebra.compared},
+                     {"recurrent_is_parallel", algebra.recurrent_is_parallel},
+                     {"chunkwise_is_recurrent", algebra.chunkwise_is_recurrent},
+                     {"chunkwise_is_parallel", algebra.chunkwise_is_parallel}};
+  json["limit"] = verdict.limit;
+  json["judgements"] = Json::array();
+  for (const proof::Judgement& judgement : verdict.judgements)
+    json["judgements"].push_back({{"form", judgement.form},
+                                  {"same", judgement.same},
+                                  {"tensor", judgement.tensor},
+                                  {"distance", judgement.distance},
+                                  {"noise", judgement.noise},
+                                  {"ratio", judgement.ratio},
+                                  {"largest", judgement.largest}});
+  json["parallel_recurrent"] = verdict.parallel_recurrent;
+  json["chunkwise_recurrent"] = verdict.chunkwise_recurrent;
+  json["chunkwise_parallel"] = verdict.chunkwise_parallel;
+  return json;
+}
+
+std::string Dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
+}  // namespace tercet::cli

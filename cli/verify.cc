@@ -1,0 +1,412 @@
+// tercet verify: the six-token layer, random tensors or the user's own, in three forms, and whether the three are the same function.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.hpp"
+#include "cli/flags.hpp"
+#include "cli/report.hpp"
+#include "cli/six_tokens.hpp"
+#include "cli/tensors.hpp"
+#include "cli/terminal.hpp"
+#include "src/contract/layer.hpp"
+#include "src/contract/tensor.hpp"
+#include "src/proof/inputs.hpp"
+#include "src/proof/verify.hpp"
+
+namespace tercet::cli {
+namespace {
+
+constexpr const char* kFooter = R"(
+A layer has three forms: parallel (a table of n x n affinities), recurrent (a state of fixed size, token by token) and chunkwise (a table in each
+chunk, the state handed from chunk to chunk). This computes all three and says whether they are the same function, twice over: in algebra, where
+the forms must be equal on random elements of a prime field, and in floating point, where each must be as near to a more precise reference as
+rounding allows.
+
+Examples
+  tercet verify                                    six tokens whose numbers are built in, everything printed
+  tercet verify --rule all                         every rule on random tensors
+  tercet verify --rule kda --tokens 500 --chunk 64 --dtype f64
+  tercet verify --input layer.safetensors          tensors q k v log_decay beta remove write bonus initial_state initial_key_sum offsets valid;
+                                                   the file's metadata may give rule, scale, feature_map and the like, and a flag wins over it
+  tercet verify --rule linear --input q.npy --input k.npy --input v=values.npy
+  tercet verify --rule all --plant decay           puts an error into the chunkwise form, to see that the proof sees it
+
+Tensors named expected.out, expected.final_state and expected.final_key_sum are somebody's answers, judged like a fourth form; --tolerance says how
+exactly they were written down, relative to the largest of them.
+
+Exit codes: 0 all is the same function; 1 it is not; 2 bad use or a bad file.)";
+
+// These make random tensors, so they can't go with --input; the layer's own flags can.
+constexpr std::string_view kSizes[] = {"tokens", "key_dim", "value_dim", "heads", "q_heads", "k_heads", "v_heads", "batch", "dtype"};
+constexpr std::string_view kLayer[] = {"rule", "chunk", "scale", "feature_map", "eps", "normalize", "seed"};
+
+struct Command {
+  Flags flags;
+  std::vector<std::string> input;
+  bool json = false;
+
+  Status Run(Result* result);
+
+ private:
+  proof::VerifyOptions options_;
+
+  Status ReadPlant();
+  Status ReadSpec(proof::RandomSpec* spec);
+  std::string PlantText() const;
+  Status SixTokens(Result* result);
+  Status Random(Result* result);
+  Status AllRules(Result* result);
+  Status Files(const Tensors& tensors, Result* result);
+  Status One(const std::string& title, const Inputs& inputs, const proof::Expected& expected, Result* result);
+};
+
+Status Check(const Options& options, const Inputs& inputs, contract::Layer* layer) {
+  if (Status status = contract::Validate(options, inputs, nullptr, layer); !status.ok()) return status;
+  const double elements = Product({layer->batch, layer->tokens, layer->out_heads, layer->value_dim}) +
+                          Product({layer->sequences, layer->state_heads, layer->key_dim, layer->value_dim});
+  return CheckMemory("the outputs and states of three forms and the reference", elements * static_cast<double>(4 * contract::SizeOf(layer->dtype)));
+}
+
+proof::OwnedInputs SixTokenInputs() {
+  using namespace six_tokens;
+  const auto owned = [](std::vector<int64_t> shape, const double* values) {
+    proof::Owned tensor = proof::Owned::Zeros(Dtype::kF64, std::move(shape));
+    for (int64_t i = 0; i < tensor.size(); ++i) tensor.Set(i, values[i]);
+    return tensor;
+  };
+  proof::OwnedInputs inputs;
+  inputs.q = owned({1, kTokens, 1, kKeyDim}, kQ);
+  inputs.k = owned({1, kTokens, 1, kKeyDim}, kK);
+  inputs.v = owned({1, kTokens, 1, kValueDim}, kV);
+  return inputs;
+}
+
+// rows x cols numbers of `tensor`, row by row; element (i, j) lies at i * row_step + j * col_step.
+Json Matrix(const proof::Owned& tensor, int64_t rows, int64_t cols, int64_t row_step, int64_t col_step) {
+  Json matrix = Json::array();
+  for (int64_t i = 0; i < rows; ++i) {
+    Json row = Json::array();
+    for (int64_t j = 0; j < cols; ++j) row.push_back(tensor.Get(i * row_step + j * col_step));
+    matrix.push_back(row);
+  }
+  return matrix;
+}
+
+std::string MatrixText(const Json& matrix, bool causal) {
+  std::string text;
+  for (size_t i = 0; i < matrix.size(); ++i) {
+    text += "  ";
+    for (size_t j = 0; j < matrix[i].size(); ++j)
+      text += causal && j > i ? fmt::format("{:>11}", ".") : fmt::format("{:>11.6f}", matrix[i][j].get<double>());
+    text += "\n";
+  }
+  return text;
+}
+
+// The largest distance of `tensor` from `values`; inf where one is not a number.
+template <size_t n>
+double Distance(const proof::Owned& tensor, const double (&values)[n]) {
+  double largest = tensor.size() == static_cast<int64_t>(n) ? 0 : INFINITY;
+  for (int64_t i = 0; i < tensor.size() && i < static_cast<int64_t>(n); ++i) {
+    const double distance = std::abs(tensor.Get(i) - values[i]);
+    largest = distance >= 0 ? std::max(largest, distance) : INFINITY;
+  }
+  return largest;
+}
+
+Status Command::Run(Result* result) {
+  Tensors tensors;
+  if (Status status = ReadTensors(input, &flags, &tensors); !status.ok()) return status;
+  Options& attend = options_.attend;
+  ReadLayerFlags(&flags, input.empty(), &attend);
+  attend.form = Form::kAutomatic;  // a file may give the form that `run` is to take
+  flags.Get("seed", &options_.seed);
+  flags.Get("tolerance", &options_.tolerance);
+  if (!flags.status().ok()) return flags.status();
+  if (Status status = ReadPlant(); !status.ok()) return status;
+
+  const proof::Expected& expected = tensors.expected;
+  if (flags.OnCommandLine("tolerance") && !expected.out.given() && !expected.final_state.given() && !expected.final_key_sum.given())
+    return {StatusCode::kInvalidOption,
+            "--tolerance is for tensors named expected.out, expected.final_state or expected.final_key_sum, and none was given"};
+  if (!input.empty()) return Files(tensors, result);
+  const auto given = [&](std::string_view name) { return flags.OnCommandLine(std::string(name)); };
+  if (std::none_of(std::begin(kSizes), std::end(kSizes), given) && std::none_of(std::begin(kLayer), std::end(kLayer), given))
+    return SixTokens(result);
+  return flags.Text("rule") == "all" ? AllRules(result) : Random(result);
+}
+
+Status Command::ReadPlant() {
+  const std::string& plant = flags.Text("plant");
+  const std::string& where = flags.Text("plant_in");
+  if (flags.Given("plant_in") && !flags.Given("plant")) flags.Refuse("--plant-in says where an error is planted; --plant says which");
+  if (plant == "decay")
+    options_.plant = proof::Plant::kDecay;
+  else if (plant == "scale")
+    options_.plant = proof::Plant::kScale;
+  else if (plant == "mask")
+    options_.plant = proof::Plant::kMask;
+  else if (flags.Given("plant"))
+    flags.Refuse("plant", "decay, scale or mask");
+  if (flags.Given("plant_in") && where != "algebra" && where != "floating-point" && where != "both")
+    flags.Refuse("plant_in", "algebra, floating-point or both");
+  options_.plant_in_algebra = where != "floating-point";
+  options_.plant_in_floating_point = where != "algebra";
+  return flags.status();
+}
+
+std::string Command::PlantText() const {
+  if (options_.plant == proof::Plant::kNone) return "";
+  const std::string where = !options_.plant_in_floating_point ? " in algebra alone" : !options_.plant_in_algebra ? " in floating point alone" : "";
+  const std::string what = options_.plant == proof::Plant::kDecay   ? "a token's own decay falls on what it has just written"
+                           : options_.plant == proof::Plant::kScale ? "the scale is left out"
+                                                                    : "the causal mask is off by one";
+  return fmt::format("An error is planted in the chunkwise form{}, to see that the proof sees it: {}.\n\n", where, what);
+}
+
+Status Command::ReadSpec(proof::RandomSpec* spec) {
+  flags.Get("tokens", &spec->tokens, 0);
+  flags.Get("key_dim", &spec->key_dim, 1);
+  flags.Get("value_dim", &spec->value_dim, 1);
+  flags.Get("batch", &spec->batch, 0);
+  flags.Get("heads", &spec->heads, 1);
+  int64_t q = spec->heads, k = spec->heads, v = spec->heads;
+  flags.Get("q_heads", &q, 1);
+  flags.Get("k_heads", &k, 1);
+  flags.Get("v_heads", &v, 1);
+  if (flags.Given("dtype")) {
+    const std::string& dtype = flags.Text("dtype");
+    if (dtype != "f32" && dtype != "f64") flags.Refuse("dtype", "f32 or f64");
+    spec->dtype = dtype == "f64" ? Dtype::kF64 : Dtype::kF32;
+  }
+  if (!flags.status().ok()) return flags.status();
+  spec->q_heads = q;
+  spec->k_heads = k;
+  spec->v_heads = v;
+  spec->gate_heads = std::max(k, v);
+  spec->normalize = options_.attend.normalize;
+  spec->seed = options_.seed;
+  const int64_t heads = std::max({q, k, v});
+  const double tokens = Product({spec->batch, spec->tokens, heads});
+  const double elements =
+      tokens * (4 * Product({spec->key_dim}) + 2 * Product({spec->value_dim})) + 4 * Product({spec->batch, heads, spec->key_dim, spec->value_dim});
+  return CheckMemory("random tensors of these sizes and their outputs", elements * static_cast<double>(contract::SizeOf(spec->dtype)));
+}
+
+Status Command::One(const std::string& title, const Inputs& inputs, const proof::Expected& expected, Result* result) {
+  contract::Layer layer;
+  if (Status status = Check(options_.attend, inputs, &layer); !status.ok()) return status;
+  proof::Verdict verdict;
+  Progress progress;
+  options_.progress = [&](double fraction, std::string_view doing) { progress.Update(fraction, doing); };
+  if (Status status = proof::Verify(options_, inputs, expected, &verdict); !status.ok()) return status;
+  result->holds = verdict.same();
+  if (json) {
+    Json object = ToJson(layer, verdict);
+    if (options_.plant != proof::Plant::kNone) object["plant"] = flags.Text("plant");
+    result->text = Dump(object);
+    return {};
+  }
+  const bool judged = expected.out.given() || expected.final_state.given() || expected.final_key_sum.given();
+  result->text = Bold(title) + "\n" + Setting(layer, verdict) + "\n" + PlantText() + Halves(verdict) + "\n" +
+                 Decide(judged ? "parallel, recurrent, chunkwise and the expected answers are the same function"
+                               : "parallel, recurrent and chunkwise are the same function",
+                        result->holds);
+  return {};
+}
+
+Status Command::Files(const Tensors& tensors, Result* result) {
+  for (const std::string_view name : kSizes)
+    if (flags.OnCommandLine(std::string(name)))
+      return {StatusCode::kInvalidOption, fmt::format("{} is for random tensors, and --input gives the tensors", flags.Spelling(std::string(name)))};
+  if (!flags.Given("rule")) return {StatusCode::kInvalidOption, "no rule was given, by --rule or by the file's metadata; `tercet rules` lists them"};
+  std::string files;
+  for (const std::string& name : input) files += (files.empty() ? "" : ", ") + Escape(name);
+  return One("The layer of " + files + " in three forms: are they the same function?", tensors.inputs, tensors.expected, result);
+}
+
+Status Command::Random(Result* result) {
+  proof::RandomSpec spec;
+  spec.rule = options_.attend.rule;
+  if (Status status = ReadSpec(&spec); !status.ok()) return status;
+  const proof::OwnedInputs inputs = proof::RandomInputs(spec);
+  return One(fmt::format("A {} layer of random tensors (seed {}) in three forms: are they the same function?", Name(spec.rule), spec.seed),
+             inputs.view(), {}, result);
+}
+
+Status Command::AllRules(Result* result) {
+  proof::RandomSpec spec;
+  if (Status status = ReadSpec(&spec); !status.ok()) return status;
+  Json object, rules = Json::array(), left_out = Json::array();
+  std::string rows, left_out_text;
+  Progress progress;
+  int64_t done = 0;
+  contract::Layer layer;
+  proof::Verdict verdict;
+  const auto leave_out = [&](const RuleInfo& info, const std::string& why) {
+    left_out.push_back({{"rule", info.name}, {"why", why}});
+    left_out_text += fmt::format("{:<13}left out: {}\n", info.name, why);
+  };
+  result->holds = true;
+  for (const RuleInfo& info : Rules()) {
+    const double begun = static_cast<double>(left_out.size() + rules.size());
+    options_.progress = [&](double fraction, std::string_view doing) {
+      progress.Update((begun + fraction) / static_cast<double>(Rules().size()), fmt::format("{}: {}", info.name, doing));
+    };
+    if (options_.attend.normalize && !info.can_normalize) {
+      leave_out(info, "only a rule that adds k v' to the state has a key sum to divide by");
+      continue;
+    }
+    spec.rule = options_.attend.rule = info.rule;
+    const proof::OwnedInputs inputs = proof::RandomInputs(spec);
+    if (Status status = Check(options_.attend, inputs.view(), &layer); !status.ok()) return status;
+    Status status = proof::Verify(options_, inputs.view(), {}, &verdict);
+    if (status.code == StatusCode::kInvalidOption && options_.plant != proof::Plant::kNone) {
+      leave_out(info, status.message);  // the call itself has just been checked, so it is the plant that can change nothing here
+      continue;
+    }
+    if (!status.ok()) return {status.code, fmt::format("{}: {}", info.name, status.message)};
+    if (done++ == 0) rows += RowTitle(verdict);
+    rows += Row(info.name, verdict);
+    rules.push_back(ToJson(layer, verdict));
+    result->holds &= verdict.same();
+  }
+  if (done == 0) return {StatusCode::kInvalidOption, "no rule is left to judge: " + left_out[0]["why"].get<std::string>()};
+  if (json) {
+    object["same"] = result->holds;
+    if (options_.plant != proof::Plant::kNone) object["plant"] = flags.Text("plant");
+    object["rules"] = rules;
+    object["left_out"] = left_out;
+    result->text = Dump(object);
+    return {};
+  }
+  const proof::Algebra& algebra = verdict.algebra;
+  result->text = Bold(fmt::format("Every rule on random tensors (seed {}) in three forms: are they the same function?", spec.seed)) +
+                 fmt::format("\n  batch {}, tokens {}, heads {}, key_dim {}, value_dim {}, {}, chunk {}, target {}\n", layer.batch, layer.tokens,
+                             layer.out_heads, layer.key_dim, layer.value_dim, Name(layer.dtype), verdict.chunk, verdict.target) +
+                 fmt::format("  in algebra tokens {}, key_dim {}, value_dim {}, chunk {}; `tercet verify --rule RULE` shows all numbers of one\n\n",
+                             algebra.tokens, algebra.key_dim, algebra.value_dim, algebra.chunk) +
+                 PlantText() + rows + left_out_text + "\n" +
+                 Decide(fmt::format("parallel, recurrent and chunkwise are the same function, for {} rules", done), result->holds);
+  return {};
+}
+
+Status Command::SixTokens(Result* result) {
+  using namespace six_tokens;
+  options_.attend.rule = Rule::kLinear;
+  options_.attend.feature_map = FeatureMap::kEluPlusOne;
+  options_.attend.normalize = true;
+  options_.attend.chunk = 4;
+  const proof::OwnedInputs owned = SixTokenInputs();
+  const Inputs inputs = owned.view();
+  proof::Expected golden;
+  golden.out = View(kOut, {1, kTokens, 1, kValueDim});
+  golden.final_state = View(kState, {1, 1, kKeyDim, kValueDim});
+  golden.final_key_sum = View(kKeySum, {1, 1, kKeyDim});
+  proof::Verdict verdict;
+  Progress progress;
+  options_.progress = [&](double fraction, std::string_view doing) { progress.Update(fraction, doing); };
+  if (Status status = proof::Verify(options_, inputs, golden, &verdict); !status.ok()) return status;
+
+  // With the identity in the place of v, out is the table of affinities itself.
+  proof::Owned identity = proof::Owned::Zeros(Dtype::kF64, {1, kTokens, 1, kTokens});
+  proof::Owned table = identity;
+  for (int64_t i = 0; i < kTokens; ++i) identity.Set(i * (kTokens + 1), 1);
+  Inputs table_inputs = inputs;
+  table_inputs.v = identity.view();
+  Outputs table_outputs;
+  table_outputs.out = table.mutable_view();
+  Options table_options = options_.attend;
+  table_options.form = Form::kParallel;
+  table_options.chunk = 0;
+  if (Status status = Attend(table_options, table_inputs, table_outputs); !status.ok()) return status;
+
+  constexpr double kNear = 1e-12;
+  const auto near = [](double difference) { return difference < kNear; };  // false for NaN
+  const double pr = verdict.parallel_recurrent, cr = verdict.chunkwise_recurrent, cp = verdict.chunkwise_parallel;
+  const double largest = std::max({pr, cr, cp});
+  const bool all_near = near(pr) && near(cr) && near(cp);
+  // Of the recurrent form from the golden answer, and of the others from it: no form is further away.
+  const double from_golden =
+      std::max({Distance(verdict.out, kOut), Distance(verdict.final_state, kState), Distance(verdict.final_key_sum, kKeySum)}) + std::max(pr, cr);
+  const auto judged = [&](size_t form) { return form < verdict.judgements.size() && verdict.judgements[form].same; };  // as verify.hpp orders them
+  const bool parallel = judged(0), recurrent = judged(1), chunkwise = judged(2);
+  const std::array<std::pair<std::string, bool>, 6> lines = {{
+      {fmt::format("parallel and recurrent differ by {:.2e}, less than 1e-12", pr), near(pr)},
+      {"parallel and recurrent are the same", near(pr) && parallel && recurrent},
+      {fmt::format("chunkwise (chunks of 4, the last of 2) = recurrent, to {:.2e}", cr), near(cr) && chunkwise && recurrent},
+      {fmt::format("chunkwise = parallel, to {:.2e}", cp), near(cp) && chunkwise && parallel},
+      {fmt::format("largest difference {:.2e}, below 1e-12", largest), all_near},
+      {fmt::format("all three are within 1e-12 of the golden answer, state and key sum too: {:.2e} at most", from_golden), near(from_golden)},
+  }};
+  result->holds = verdict.same() && std::all_of(lines.begin(), lines.end(), [](const auto& line) { return line.second; });
+
+  const Json table_numbers = Matrix(table, kTokens, kTokens, kTokens, 1);
+  const Json out_numbers = Matrix(verdict.out, kTokens, kValueDim, kValueDim, 1);
+  const Json state_numbers = Matrix(verdict.final_state, kValueDim, kKeyDim, 1, kValueDim);  // stored [K, V], drawn d_v x d_k
+  contract::Layer layer;
+  if (Status status = Check(options_.attend, inputs, &layer); !status.ok()) return status;
+  if (json) {
+    Json object = ToJson(layer, verdict);
+    object["same"] = result->holds;
+    if (options_.plant != proof::Plant::kNone) object["plant"] = flags.Text("plant");
+    object["from_golden"] = from_golden;
+    object["lines"] = Json::array();
+    for (const auto& [line, value] : lines) object["lines"].push_back({{"line", line}, {"value", value}});
+    object["attention_table"] = table_numbers;
+    object["out"] = out_numbers;
+    object["state"] = state_numbers;
+    result->text = Dump(object);
+    return {};
+  }
+  std::string& text = result->text;
+  text = Bold("Six tokens through one layer of causal linear attention, in three forms: are they the same function?") + "\n" +
+         Setting(layer, verdict) + "\n";
+  text += PlantText();
+  text += fmt::format("q ({0}, {1})   k ({0}, {1})   v ({0}, {2})\n\n", kTokens, kKeyDim, kValueDim);
+  text += fmt::format("Attention table ({0}, {0}), of the parallel form: phi(q_i).phi(k_j) over the sum of its row. It grows as n^2.\n", kTokens) +
+          MatrixText(table_numbers, true) + "\n";
+  text += fmt::format("Output ({}, {})\n", kTokens, kValueDim) + MatrixText(out_numbers, false) + "\n";
+  text += fmt::format("State ({}, {}), of the recurrent form: d_v x d_k, fixed whatever n is.\n", kValueDim, kKeyDim) +
+          MatrixText(state_numbers, false) + "\n";
+  for (const auto& [line, value] : lines) text += Decide(line, value);
+  text += "\n" + Halves(verdict) + "\n" + Decide("parallel, recurrent and chunkwise are the same function", result->holds);
+  return {};
+}
+
+}  // namespace
+
+Action AddVerify(CLI::App* command) {
+  auto self = std::make_shared<Command>();
+  Flags* flags = &self->flags;
+  command->footer(kFooter);
+  AddInputFlag(command, &self->input);
+  AddLayerFlags(command, flags, true);
+  const auto random = [&](const char* name, const char* value, const char* help) {
+    flags->Add(command, name, value, help)->group("Random tensors, without --input");
+  };
+  random("tokens", "N", "by default 96");
+  random("key_dim", "N", "by default 32");
+  random("value_dim", "N", "by default 32");
+  random("batch", "N", "by default 1");
+  random("heads", "N", "by default 2");
+  random("q_heads", "N", "by default as --heads, as are the next two");
+  random("k_heads", "N", "");
+  random("v_heads", "N", "");
+  random("dtype", "DTYPE", "f32 (the default) or f64");
+  flags->Add(command, "seed", "N", "of the random tensors and of the proof; by default 1");
+  flags->Add(command, "tolerance", "X", "of the expected answers, relative to their largest; by default 0: written down to the last bit");
+  flags->Add(command, "plant", "ERROR", "decay, scale or mask: an error for the chunkwise form");
+  flags->Add(command, "plant_in", "HALF", "algebra, floating-point or both (the default)");
+  command->add_flag("--json", self->json, "the verdict as one JSON object");
+  return [self](Result* result) { return self->Run(result); };
+}
+
+}  // namespace tercet::cli
