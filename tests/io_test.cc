@@ -25,16 +25,21 @@
 static std::atomic<size_t> largest_block{0};
 static std::atomic<int64_t> until_failure{-1};
 
-static void* Allocate(size_t size) {
+static void* AllocateOrNull(size_t size) noexcept {
   size_t seen = largest_block;
   while (size > seen && !largest_block.compare_exchange_weak(seen, size)) {
   }
-  if (until_failure >= 0 && until_failure-- == 0) throw std::bad_alloc();
-  if (void* block = std::malloc(size == 0 ? 1 : size)) return block;
+  if (until_failure >= 0 && until_failure-- == 0) return nullptr;
+  return std::malloc(size == 0 ? 1 : size);
+}
+static void* Allocate(size_t size) {
+  if (void* block = AllocateOrNull(size)) return block;
   throw std::bad_alloc();
 }
 void* operator new(size_t size) { return Allocate(size); }
 void* operator new[](size_t size) { return Allocate(size); }
+void* operator new(size_t size, const std::nothrow_t&) noexcept { return AllocateOrNull(size); }
+void* operator new[](size_t size, const std::nothrow_t&) noexcept { return AllocateOrNull(size); }
 void operator delete(void* block) noexcept { std::free(block); }
 void operator delete[](void* block) noexcept { std::free(block); }
 void operator delete(void* block, size_t) noexcept { std::free(block); }
@@ -266,7 +271,7 @@ TEST_F(Files, EveryTensorOfAWrittenSafetensorsIsAligned) {
   const File file{{{"a", RandomArray(Dtype::kBool, {3}, &random)}, {"b", RandomArray(Dtype::kF64, {2}, &random)}}, {}};
   ASSERT_TRUE(Write(folder / "x.safetensors", file).ok());
   const std::string bytes = Slurp(folder / "x.safetensors");
-  EXPECT_EQ(bytes.find("\"data_offsets\":[16,19]") == std::string::npos, false) << bytes;
+  EXPECT_NE(bytes.find("\"data_offsets\":[16,19]"), std::string::npos) << bytes;
   EXPECT_EQ((bytes.size() - 19) % 8, 0u);
 }
 
@@ -717,7 +722,7 @@ TEST_F(Files, PermissionsFollowTheUmask) {
   umask(old_mask);
 }
 
-TEST(Files2, ANameWithoutAFolderIsWrittenHere) {
+TEST(Writing, ANameWithoutAFolderIsWrittenHere) {
   const std::string name = "tercet_io_here_" + std::to_string(getpid()) + ".npy";
   ASSERT_TRUE(Write(name, {{{"q", {Dtype::kF32, {}, std::vector<std::byte>(4)}}}, {}}).ok());
   EXPECT_TRUE(fs::remove(name));
