@@ -35,14 +35,19 @@ Setting setting;
 double LeastWork(Rule rule) {
   switch (rule) {
     case Rule::kLinear:
-    case Rule::kRetention: return 4;
+    case Rule::kRetention:
+      return 4;
     case Rule::kSimpleGla:
     case Rule::kGla:
-    case Rule::kRwkv6: return 5;
-    case Rule::kDelta: return 6;
+    case Rule::kRwkv6:
+      return 5;
+    case Rule::kDelta:
+      return 6;
     case Rule::kGatedDelta:
-    case Rule::kKda: return 7;
-    case Rule::kRwkv7: return 9;
+    case Rule::kKda:
+      return 7;
+    case Rule::kRwkv7:
+      return 9;
   }
   return 0;
 }
@@ -168,7 +173,8 @@ int Main(int count, char** arguments) {
   benchmark::AddCustomContext("target", setting.target);
   benchmark::AddCustomContext("compiler", __VERSION__);
   benchmark::AddCustomContext("threads", std::to_string(setting.threads));
-  benchmark::AddCustomContext("size", "T=" + std::to_string(setting.tokens) + " H=" + std::to_string(setting.heads) + " K=V=" + std::to_string(setting.dim));
+  benchmark::AddCustomContext("size",
+                              "T=" + std::to_string(setting.tokens) + " H=" + std::to_string(setting.heads) + " K=V=" + std::to_string(setting.dim));
   benchmark::AddCustomContext("multiply-add peak of a core, f32", std::to_string(setting.peak_f32) + " GFLOP/s");
   benchmark::AddCustomContext("multiply-add peak of a core, f64", std::to_string(setting.peak_f64) + " GFLOP/s");
   Register();

@@ -23,9 +23,11 @@ struct Free {
 Status Run(const Options& options, const contract::Layer& layer, Executor& executor, const plan::Plan& plan) {
   // All memory before the first write: a call that is refused has changed nothing.
   const int64_t each = (plan.bytes + forms::Arena::kAlignment - 1) / forms::Arena::kAlignment * forms::Arena::kAlignment + forms::Arena::kAlignment;
-  const std::unique_ptr<std::byte, Free> memory(static_cast<std::byte*>(std::aligned_alloc(forms::Arena::kAlignment, static_cast<size_t>(each * plan.workers))));
+  const std::unique_ptr<std::byte, Free> memory(
+      static_cast<std::byte*>(std::aligned_alloc(forms::Arena::kAlignment, static_cast<size_t>(each * plan.workers))));
   if (memory == nullptr)
-    return {StatusCode::kOutOfMemory, "the call needs " + std::to_string(each * plan.workers) + " bytes to work in and they could not be had; a smaller chunk or fewer threads need less"};
+    return {StatusCode::kOutOfMemory, "the call needs " + std::to_string(each * plan.workers) +
+                                          " bytes to work in and they could not be had; a smaller chunk or fewer threads need less"};
 
   const forms::Engine::Run run = plan.engine->run[layer.dtype == Dtype::kF64][static_cast<size_t>(options.rule)];
   std::atomic<int64_t> next{0};
@@ -41,7 +43,8 @@ Status Run(const Options& options, const contract::Layer& layer, Executor& execu
     work(0);
   else
     executor.ParallelFor(plan.workers, work);
-  if (next.load() < plan.jobs) return {StatusCode::kInternal, "the executor returned before it had run every piece of the call, so the outputs are not complete"};
+  if (next.load() < plan.jobs)
+    return {StatusCode::kInternal, "the executor returned before it had run every piece of the call, so the outputs are not complete"};
   return {};
 }
 

@@ -12,7 +12,8 @@ class TbbExecutor : public Executor {
   int Concurrency() const override { return tbb::this_task_arena::max_concurrency(); }
 
   void ParallelFor(int64_t count, const std::function<void(int64_t)>& body) override {
-    tbb::parallel_for(int64_t{0}, count, [&](int64_t i) { body(i); }, tbb::simple_partitioner());
+    tbb::parallel_for(
+        int64_t{0}, count, [&](int64_t i) { body(i); }, tbb::simple_partitioner());
   }
 };
 

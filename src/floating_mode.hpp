@@ -1,4 +1,5 @@
-// The floating-point mode inside a call: round to nearest, no traps, and numbers below the normal range are zero, for they cost a hundred cycles each.
+// The floating-point mode inside a call: round to nearest, no traps, and numbers below the normal range are zero, for they cost a hundred cycles
+// each.
 #ifndef TERCET_SRC_FLOATING_MODE_HPP_
 #define TERCET_SRC_FLOATING_MODE_HPP_
 

@@ -84,10 +84,14 @@ struct Tensor {
 template <class T>
 constexpr Dtype DtypeOf() {
   using U = std::remove_const_t<T>;
-  if constexpr (std::is_same_v<U, float>) return Dtype::kF32;
-  else if constexpr (std::is_same_v<U, double>) return Dtype::kF64;
-  else if constexpr (std::is_same_v<U, int32_t>) return Dtype::kI32;
-  else if constexpr (std::is_same_v<U, int64_t>) return Dtype::kI64;
+  if constexpr (std::is_same_v<U, float>)
+    return Dtype::kF32;
+  else if constexpr (std::is_same_v<U, double>)
+    return Dtype::kF64;
+  else if constexpr (std::is_same_v<U, int32_t>)
+    return Dtype::kI32;
+  else if constexpr (std::is_same_v<U, int64_t>)
+    return Dtype::kI64;
   else {
     static_assert(std::is_same_v<U, bool> || std::is_same_v<U, uint8_t>, "tercet takes float, double, int32_t, int64_t, bool and uint8_t");
     return Dtype::kBool;
@@ -167,13 +171,13 @@ struct Options {
   int64_t chunk = 0;            // tokens a chunk, chunkwise form only; 0: the library chooses
   std::optional<double> scale;  // multiplies q; default 1 / sqrt(key_dim), for rwkv7 1. It cancels under `normalize`
   FeatureMap feature_map = FeatureMap::kIdentity;
-  double eps = 1e-6;                  // of the l2_norm feature map, at least 0
-  bool normalize = false;             // divide by the key sum: o_t = S_t' q_t / (z_t' q_t); a zero denominator gives a zero row
-  bool check_values = true;           // look at every log_decay (NaN or above 0) and beta (not finite) before computing
-  int64_t table_limit = 1LL << 30;    // bytes the tables of one parallel call may take
-  int threads = 0;                    // at most so many at once; 0: all that the executor has
-  Executor* executor = nullptr;       // not owned; nullptr: oneTBB
-  std::string_view target = {};       // "AVX2", "AVX3", "NEON" ... as Targets() names them, in any case; empty: $TERCET_TARGET, else the best
+  double eps = 1e-6;                // of the l2_norm feature map, at least 0
+  bool normalize = false;           // divide by the key sum: o_t = S_t' q_t / (z_t' q_t); a zero denominator gives a zero row
+  bool check_values = true;         // look at every log_decay (NaN or above 0) and beta (not finite) before computing
+  int64_t table_limit = 1LL << 30;  // bytes the tables of one parallel call may take
+  int threads = 0;                  // at most so many at once; 0: all that the executor has
+  Executor* executor = nullptr;     // not owned; nullptr: oneTBB
+  std::string_view target = {};     // "AVX2", "AVX3", "NEON" ... as Targets() names them, in any case; empty: $TERCET_TARGET, else the best
 };
 
 // B batch, T tokens, H heads, K key_dim, V value_dim. All floating tensors have the dtype of q, f32 or f64.

@@ -48,8 +48,7 @@ Status CheckForm(std::string_view name, const ConstTensor& t) {
   int64_t furthest = 0;
   bool too_far = Count(t) < 0;
   for (int axis = 0; axis < t.rank; ++axis) {
-    if (t.shape[axis] < 0)
-      return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + " and no size of it may be negative");
+    if (t.shape[axis] < 0) return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + " and no size of it may be negative");
     int64_t step = 0, span = 0;
     too_far |= __builtin_mul_overflow(t.strides[axis], SizeOf(t.dtype), &step) || step == INT64_MIN;
     too_far |= __builtin_mul_overflow(std::max<int64_t>(t.shape[axis] - 1, 0), too_far ? 0 : std::abs(step), &span);
@@ -88,13 +87,14 @@ Status CheckLayout(std::string_view name, const ConstTensor& t, const Layout& la
     }
   }
   if (!same)
-    return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + " and must be " + std::string(layout.names) + " = " + SizesText(layout) +
+    return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + " and must be " + std::string(layout.names) + " = " +
+                                          SizesText(layout) +
                                           (std::find(layout.sizes.begin(), layout.sizes.end(), kAnyHeads) != layout.sizes.end()
                                                ? " with H a divisor of the " + Text(state_heads) + " state heads"
                                                : ""));
   if (grouped && (heads < 1 || state_heads % heads != 0))
-    return Refuse(StatusCode::kShape, std::string(name) + " has " + Text(heads) + " heads (shape " + ShapeText(t) + ") and must have a count that divides the " +
-                                          Text(state_heads) + " state heads");
+    return Refuse(StatusCode::kShape, std::string(name) + " has " + Text(heads) + " heads (shape " + ShapeText(t) +
+                                          ") and must have a count that divides the " + Text(state_heads) + " state heads");
   return {};
 }
 
@@ -106,7 +106,8 @@ Status CheckData(std::string_view name, const ConstTensor& t) {
 
 Status CheckFloating(std::string_view name, const ConstTensor& t, Dtype dtype) {
   if (t.dtype != dtype)
-    return Refuse(StatusCode::kDtype, std::string(name) + " is " + std::string(Name(t.dtype)) + " and must be " + std::string(Name(dtype)) + ", the dtype of q");
+    return Refuse(StatusCode::kDtype,
+                  std::string(name) + " is " + std::string(Name(t.dtype)) + " and must be " + std::string(Name(dtype)) + ", the dtype of q");
   return {};
 }
 
@@ -115,18 +116,21 @@ Status CheckOffsets(const ConstTensor& offsets, int64_t batch, int64_t tokens) {
     return Refuse(StatusCode::kDtype, "offsets is " + std::string(Name(offsets.dtype)) + " and must be i32 or i64");
   if (offsets.rank != 1 || offsets.shape[0] < 1)
     return Refuse(StatusCode::kShape, "offsets has shape " + ShapeText(offsets) + " and must be [N + 1], one more than the packed sequences");
-  if (batch != 1) return Refuse(StatusCode::kShape, "offsets was given with a batch of " + Text(batch) + " and packed sequences must have a batch of 1");
+  if (batch != 1)
+    return Refuse(StatusCode::kShape, "offsets was given with a batch of " + Text(batch) + " and packed sequences must have a batch of 1");
   if (Status status = CheckData("offsets", offsets); !status.ok()) return status;
   int64_t last = 0;
   for (int64_t n = 0; n < offsets.shape[0]; ++n) {
     const int64_t offset = ReadInteger(offsets, Offset(offsets, n));
     if (n == 0 && offset != 0) return Refuse(StatusCode::kValue, "offsets[0] is " + Text(offset) + " and must be 0");
     if (offset < last)
-      return Refuse(StatusCode::kValue, At("offsets", {n}) + " is " + Text(offset) + " and must be at least " + Text(last) + ", the offset before it");
+      return Refuse(StatusCode::kValue,
+                    At("offsets", {n}) + " is " + Text(offset) + " and must be at least " + Text(last) + ", the offset before it");
     last = offset;
   }
   if (last != tokens)
-    return Refuse(StatusCode::kValue, At("offsets", {offsets.shape[0] - 1}) + " is " + Text(last) + " and must be " + Text(tokens) + ", the number of tokens");
+    return Refuse(StatusCode::kValue,
+                  At("offsets", {offsets.shape[0] - 1}) + " is " + Text(last) + " and must be " + Text(tokens) + ", the number of tokens");
   return {};
 }
 
@@ -214,24 +218,32 @@ Sequence SequenceAt(const Layer& layer, int64_t n) {
 Status Validate(const Options& options, const Inputs& inputs, const Outputs* outputs, Layer* layer) {
   // Options.
   if (static_cast<size_t>(options.rule) >= Rules().size())
-    return Refuse(StatusCode::kInvalidOption, "rule is " + Text(static_cast<int64_t>(options.rule)) + " and must be one of the " + Text(static_cast<int64_t>(Rules().size())) + " that Rules() lists");
+    return Refuse(StatusCode::kInvalidOption, "rule is " + Text(static_cast<int64_t>(options.rule)) + " and must be one of the " +
+                                                  Text(static_cast<int64_t>(Rules().size())) + " that Rules() lists");
   if (Name(options.form) == "unknown")
-    return Refuse(StatusCode::kInvalidOption, "form is " + Text(static_cast<int64_t>(options.form)) + " and must be automatic, parallel, recurrent or chunkwise");
+    return Refuse(StatusCode::kInvalidOption,
+                  "form is " + Text(static_cast<int64_t>(options.form)) + " and must be automatic, parallel, recurrent or chunkwise");
   if (Name(options.feature_map) == "unknown")
     return Refuse(StatusCode::kInvalidOption,
                   "feature_map is " + Text(static_cast<int64_t>(options.feature_map)) + " and must be identity, elu_plus_one, relu or l2_norm");
   const RuleInfo& info = Info(options.rule);
   const std::string rule(info.name);
-  if (options.chunk < 0) return Refuse(StatusCode::kInvalidOption, "chunk is " + Text(options.chunk) + " and must be at least 1, or 0 for the library's choice");
+  if (options.chunk < 0)
+    return Refuse(StatusCode::kInvalidOption, "chunk is " + Text(options.chunk) + " and must be at least 1, or 0 for the library's choice");
   if (options.chunk > 0 && (options.form == Form::kParallel || options.form == Form::kRecurrent))
-    return Refuse(StatusCode::kInvalidOption, "chunk is " + Text(options.chunk) + " and must not be given for the " + std::string(Name(options.form)) + " form, which has no chunks");
-  if (options.scale && !std::isfinite(*options.scale)) return Refuse(StatusCode::kInvalidOption, "scale is " + Text(*options.scale) + " and must be finite");
+    return Refuse(StatusCode::kInvalidOption, "chunk is " + Text(options.chunk) + " and must not be given for the " +
+                                                  std::string(Name(options.form)) + " form, which has no chunks");
+  if (options.scale && !std::isfinite(*options.scale))
+    return Refuse(StatusCode::kInvalidOption, "scale is " + Text(*options.scale) + " and must be finite");
   if (!(options.eps >= 0) || !std::isfinite(options.eps))
     return Refuse(StatusCode::kInvalidOption, "eps is " + Text(options.eps) + " and must be finite and at least 0");
   if (options.normalize && !info.can_normalize)
-    return Refuse(StatusCode::kInvalidOption, "normalize is true and must be false for " + rule + ": only a rule that adds k v' to the state has a key sum to divide by");
-  if (options.threads < 0) return Refuse(StatusCode::kInvalidOption, "threads is " + Text(int64_t{options.threads}) + " and must be at least 1, or 0 for all");
-  if (options.table_limit < 0) return Refuse(StatusCode::kInvalidOption, "table_limit is " + Text(options.table_limit) + " and must be at least 0 bytes");
+    return Refuse(StatusCode::kInvalidOption,
+                  "normalize is true and must be false for " + rule + ": only a rule that adds k v' to the state has a key sum to divide by");
+  if (options.threads < 0)
+    return Refuse(StatusCode::kInvalidOption, "threads is " + Text(int64_t{options.threads}) + " and must be at least 1, or 0 for all");
+  if (options.table_limit < 0)
+    return Refuse(StatusCode::kInvalidOption, "table_limit is " + Text(options.table_limit) + " and must be at least 0 bytes");
 
   // Which tensors.
   const Outputs none;
@@ -255,7 +267,8 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
   for (const Named& one : given)
     if (Status status = CheckForm(one.name, *one.tensor); !status.ok()) return status;
   const auto presence = [&](std::string_view name, const ConstTensor& t, bool takes, std::string_view layout) -> Status {
-    if (takes && !t.given()) return Refuse(StatusCode::kMissingInput, std::string(name) + " was not given and " + rule + " needs it as " + std::string(layout));
+    if (takes && !t.given())
+      return Refuse(StatusCode::kMissingInput, std::string(name) + " was not given and " + rule + " needs it as " + std::string(layout));
     if (!takes && t.given()) return Refuse(StatusCode::kUnexpectedInput, std::string(name) + " was given and " + rule + " takes none");
     return {};
   };
@@ -279,10 +292,12 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
   // Sizes: q, k and v say what they are, the rest must follow.
   for (const Named& one : {Named{"q", &inputs.q}, Named{"k", &inputs.k}, Named{"v", &inputs.v}}) {
     if (one.tensor->rank != 4)
-      return Refuse(StatusCode::kShape, std::string(one.name) + " has shape " + ShapeText(*one.tensor) + " and must be " +
-                                            (one.name == "v" ? "[B, T, H, V]: batch, tokens, heads, value_dim" : "[B, T, H, K]: batch, tokens, heads, key_dim"));
+      return Refuse(StatusCode::kShape,
+                    std::string(one.name) + " has shape " + ShapeText(*one.tensor) + " and must be " +
+                        (one.name == "v" ? "[B, T, H, V]: batch, tokens, heads, value_dim" : "[B, T, H, K]: batch, tokens, heads, key_dim"));
     if (one.tensor->shape[2] < 1 || one.tensor->shape[3] < 1)
-      return Refuse(StatusCode::kShape, std::string(one.name) + " has shape " + ShapeText(*one.tensor) + " and must have at least one head and one channel");
+      return Refuse(StatusCode::kShape,
+                    std::string(one.name) + " has shape " + ShapeText(*one.tensor) + " and must have at least one head and one channel");
   }
   Layer l;
   l.rule = options.rule;
@@ -308,14 +323,16 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
 
   const auto divides = [&](std::string_view name, int64_t heads, int64_t group, std::string_view group_name) -> Status {
     if (group % heads == 0) return {};
-    return Refuse(StatusCode::kShape, std::string(name) + " has " + Text(heads) + " heads and must have a count that divides the " + Text(group) + " " + std::string(group_name));
+    return Refuse(StatusCode::kShape, std::string(name) + " has " + Text(heads) + " heads and must have a count that divides the " + Text(group) +
+                                          " " + std::string(group_name));
   };
   if (Status status = divides("k", l.k_heads, l.state_heads, "state heads, those of v"); !status.ok()) return status;
   if (Status status = divides("v", l.v_heads, l.state_heads, "state heads, those of k"); !status.ok()) return status;
   if (l.q_heads < l.out_heads) {
     if (Status status = divides("q", l.q_heads, l.out_heads, "output heads, the larger count of k and v"); !status.ok()) return status;
   } else if (l.out_heads % l.state_heads != 0) {
-    return Refuse(StatusCode::kShape, "q has " + Text(l.q_heads) + " heads and must have a multiple of the " + Text(l.state_heads) + " state heads, the larger count of k and v");
+    return Refuse(StatusCode::kShape, "q has " + Text(l.q_heads) + " heads and must have a multiple of the " + Text(l.state_heads) +
+                                          " state heads, the larger count of k and v");
   }
 
   if (inputs.offsets.given()) {
@@ -363,10 +380,12 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
     const Named& w = written[i];
     if (!w.tensor->given()) continue;
     if (MayOverlapItself(*w.tensor))
-      return Refuse(StatusCode::kOverlap, std::string(w.name) + " has strides under which two of its elements share memory and each must have its own");
+      return Refuse(StatusCode::kOverlap,
+                    std::string(w.name) + " has strides under which two of its elements share memory and each must have its own");
     for (const Named& r : given) {
       if (r.tensor == w.tensor || !r.tensor->given() || !MayOverlap(*w.tensor, *r.tensor)) continue;
-      const bool own = (w.tensor == &state_view && r.tensor == &inputs.initial_state) || (w.tensor == &key_sum_view && r.tensor == &inputs.initial_key_sum);
+      const bool own =
+          (w.tensor == &state_view && r.tensor == &inputs.initial_state) || (w.tensor == &key_sum_view && r.tensor == &inputs.initial_key_sum);
       bool identical = own && w.tensor->data == r.tensor->data;
       for (int axis = 0; identical && axis < w.tensor->rank; ++axis)
         identical = w.tensor->shape[axis] == 1 || w.tensor->strides[axis] == r.tensor->strides[axis];

@@ -16,7 +16,8 @@ T ReadAs(const ConstTensor& t, int64_t offset) {
   return value;
 }
 
-// A view as bytes: where it starts (its lowest address), and its axes, outermost (the largest step) first. Axes of one element or no step are left out.
+// A view as bytes: where it starts (its lowest address), and its axes, outermost (the largest step) first. Axes of one element or no step are left
+// out.
 struct Bytes {
   int64_t start = 0, element = 0;
   int axes = 0;
@@ -63,18 +64,25 @@ bool MayMeet(const Bytes& a, int a_axis, const Bytes& b, int b_axis, int64_t dis
 
 double ReadDouble(const ConstTensor& t, int64_t offset) {
   switch (t.dtype) {
-    case Dtype::kF32: return static_cast<double>(ReadAs<float>(t, offset));
-    case Dtype::kF64: return ReadAs<double>(t, offset);
-    default: return static_cast<double>(ReadInteger(t, offset));
+    case Dtype::kF32:
+      return static_cast<double>(ReadAs<float>(t, offset));
+    case Dtype::kF64:
+      return ReadAs<double>(t, offset);
+    default:
+      return static_cast<double>(ReadInteger(t, offset));
   }
 }
 
 int64_t ReadInteger(const ConstTensor& t, int64_t offset) {
   switch (t.dtype) {
-    case Dtype::kI32: return ReadAs<int32_t>(t, offset);
-    case Dtype::kI64: return ReadAs<int64_t>(t, offset);
-    case Dtype::kBool: return ReadAs<uint8_t>(t, offset) != 0;
-    default: return 0;
+    case Dtype::kI32:
+      return ReadAs<int32_t>(t, offset);
+    case Dtype::kI64:
+      return ReadAs<int64_t>(t, offset);
+    case Dtype::kBool:
+      return ReadAs<uint8_t>(t, offset) != 0;
+    default:
+      return 0;
   }
 }
 

@@ -13,10 +13,13 @@ namespace tercet::contract {
 constexpr int64_t SizeOf(Dtype dtype) {
   switch (dtype) {
     case Dtype::kF32:
-    case Dtype::kI32: return 4;
+    case Dtype::kI32:
+      return 4;
     case Dtype::kF64:
-    case Dtype::kI64: return 8;
-    case Dtype::kBool: return 1;
+    case Dtype::kI64:
+      return 8;
+    case Dtype::kBool:
+      return 1;
   }
   return 0;
 }

@@ -5,8 +5,8 @@
 //   o_i = (x_i Fx(i, 0)) S0 + sum over j < i of [sum_c x_ic k_jc Fx(i, j)_c] u_j + (own term of token i)
 //
 // and with r = D k (delta) or remove (rank one) in the place of x, so does the update: there the sum over j < i is unit triangular and is solved by
-// forward substitution. At the end S <- F(n, 0) S0 + (K Fn)' U. Every F is a product of factors in [0, 1] anchored at an earlier token: no logarithms,
-// no division, nothing from the future.
+// forward substitution. At the end S <- F(n, 0) S0 + (K Fn)' U. Every F is a product of factors in [0, 1] anchored at an earlier token: no
+// logarithms, no division, nothing from the future.
 //
 // One table of n x n is held at a time.
 #include <cmath>
@@ -145,8 +145,7 @@ class Chunkwise {
       OwnTerms(span_.w);
       for (int64_t p = 0; p < span_.panels; ++p) MultiplyAddLower(span_.Vectors(p), n, true, table_, table_row_, Removed(p), Outputs(p));
     }
-    for (int64_t p = 0; p < span_.panels; ++p)
-      span_.StoreOut(walk_.batch(), g, p, Outputs(p), span_.layer.normalize ? denominators_ : nullptr);
+    for (int64_t p = 0; p < span_.panels; ++p) span_.StoreOut(walk_.batch(), g, p, Outputs(p), span_.layer.normalize ? denominators_ : nullptr);
   }
 
   // S <- F(n, 0) S0 + (K Fn)' U [+ (W Fn)' P], and z likewise. The rows of k and w are scaled where they lie.
@@ -191,8 +190,7 @@ class Chunkwise {
 
   // z' q of every token: what is left of the key sum before the span, and the row of the table.
   void Denominators() const {
-    for (int64_t i = 0; i < span_.n; ++i)
-      denominators_[i] = Dot(span_.K, x_state_ + i * span_.row, key_sum_) + Sum(i + 1, table_ + i * table_row_);
+    for (int64_t i = 0; i < span_.n; ++i) denominators_[i] = Dot(span_.K, x_state_ + i * span_.row, key_sum_) + Sum(i + 1, table_ + i * table_row_);
   }
 
   // ---- Factors: one a token -----------------------------------------------------------------------------------------------------------------
@@ -361,23 +359,23 @@ class Chunkwise {
   forms::Tokens<T> walk_;
   const int64_t panel_;
   int64_t table_row_;
-  T* table_;         // [n][table_row]: below the diagonal, and the diagonal where it is read
-  T* x_;             // [n][row]: D q
-  T* faded_rows_;    // [n][row]
+  T* table_;                    // [n][table_row]: below the diagonal, and the diagonal where it is read
+  T* x_;                        // [n][row]: D q
+  T* faded_rows_;               // [n][row]
   const T* x_state_ = nullptr;  // [n][row]: x Fx0, faded_rows_ or x itself
-  T* q_;             // [n][row]
-  T* k_columns_;     // [columns / Panel][K][Panel]
-  T* w_columns_;     // likewise
-  T* faded_;         // likewise: keys times the factors up to the block at hand
-  T* block_;         // [kBlock][row]
-  T* fade_;          // [row]: a running product of factors
-  T* diagonal_;      // [K][kBlock]
-  T* factor_;        // one decay a token: the powers, or a row of Fx
-  T* state_;         // [panels][K][Panel]
-  T* p_;             // [panels][n][Panel]
-  T* out_;           // [panels][n][Panel]
-  T* key_sum_;       // [row]
-  T* denominators_;  // [n]
+  T* q_;                        // [n][row]
+  T* k_columns_;                // [columns / Panel][K][Panel]
+  T* w_columns_;                // likewise
+  T* faded_;                    // likewise: keys times the factors up to the block at hand
+  T* block_;                    // [kBlock][row]
+  T* fade_;                     // [row]: a running product of factors
+  T* diagonal_;                 // [K][kBlock]
+  T* factor_;                   // one decay a token: the powers, or a row of Fx
+  T* state_;                    // [panels][K][Panel]
+  T* p_;                        // [panels][n][Panel]
+  T* out_;                      // [panels][n][Panel]
+  T* key_sum_;                  // [row]
+  T* denominators_;             // [n]
 };
 
 }  // namespace HWY_NAMESPACE

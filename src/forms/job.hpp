@@ -81,7 +81,9 @@ inline void StoreRow(const Tensor& t, int64_t offset, int64_t stride, int64_t n,
 }
 
 // The head of `t`, whose axis 2 (or 0 for [H] and [H, K]) counts heads, that a state head reads.
-inline int64_t HeadOf(const ConstTensor& t, int axis, int64_t head, int64_t state_heads) { return contract::GroupedHead(head, t.shape[axis], state_heads); }
+inline int64_t HeadOf(const ConstTensor& t, int axis, int64_t head, int64_t state_heads) {
+  return contract::GroupedHead(head, t.shape[axis], state_heads);
+}
 
 // Walks the valid tokens of a job's sequence in order. Rows of `out` that belong to tokens passed over are set to zero on the way.
 template <class T>

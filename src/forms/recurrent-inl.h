@@ -57,10 +57,18 @@ class Recurrent {
       if (normalize) SumKeys();
       for (int64_t p = 0; p < span_.panels; ++p) {
         switch (span_.Vectors(p)) {
-          case 1: Pass<1>(p); break;
-          case 2: Pass<2>(p); break;
-          case 3: Pass<kPanelVectors < 3 ? 1 : 3>(p); break;
-          default: Pass<kPanelVectors>(p); break;
+          case 1:
+            Pass<1>(p);
+            break;
+          case 2:
+            Pass<2>(p);
+            break;
+          case 3:
+            Pass < kPanelVectors<3 ? 1 : 3>(p);
+            break;
+          default:
+            Pass<kPanelVectors>(p);
+            break;
         }
         for (int64_t g = 0; g < span_.queries; ++g)
           span_.StoreOut(walk_.batch(), g, p, Outputs(g, 0), normalize ? denominators_ + g * span_.capacity : nullptr);
@@ -79,8 +87,8 @@ class Recurrent {
     for (int64_t g = 0; g < span_.queries; ++g) {
       for (int64_t i = 0; i < span_.n; ++i) {
         const T *q = Queries(g, i), *k = span_.k + i * span_.row, *bonus = span_.bonus;
-        bonus_[g * span_.capacity + i] =
-            SumLanes<T>(span_.K, [=](int64_t c) HWY_ATTR { return hn::Mul(hn::Mul(hn::Load(d, q + c), hn::Load(d, bonus + c)), hn::Load(d, k + c)); });
+        bonus_[g * span_.capacity + i] = SumLanes<T>(
+            span_.K, [=](int64_t c) HWY_ATTR { return hn::Mul(hn::Mul(hn::Load(d, q + c), hn::Load(d, bonus + c)), hn::Load(d, k + c)); });
       }
     }
   }

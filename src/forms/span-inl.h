@@ -153,7 +153,8 @@ struct Span {
     if (!t.given()) return;
     for (int64_t p = 0; p < panels; ++p)
       for (int64_t c = 0; c < K; ++c)
-        StoreRow(t, contract::Offset(t, job.sequence, job.head, c, job.column + p * Panel<T>()), t.strides[3], Width(p), state + (p * K + c) * Panel<T>());
+        StoreRow(t, contract::Offset(t, job.sequence, job.head, c, job.column + p * Panel<T>()), t.strides[3], Width(p),
+                 state + (p * K + c) * Panel<T>());
   }
   void LoadKeySum(T* z) const {
     const ConstTensor& t = layer.in.initial_key_sum;
@@ -218,10 +219,17 @@ struct Span {
 
   void MapFeatures(T* x) const {
     switch (layer.feature_map) {
-      case FeatureMap::kIdentity: return;
-      case FeatureMap::kEluPlusOne: EluPlusOneRow(row, x); break;
-      case FeatureMap::kRelu: ReluRow(row, x); break;
-      case FeatureMap::kL2Norm: L2NormRow(K, static_cast<T>(layer.eps), x); break;
+      case FeatureMap::kIdentity:
+        return;
+      case FeatureMap::kEluPlusOne:
+        EluPlusOneRow(row, x);
+        break;
+      case FeatureMap::kRelu:
+        ReluRow(row, x);
+        break;
+      case FeatureMap::kL2Norm:
+        L2NormRow(K, static_cast<T>(layer.eps), x);
+        break;
     }
     ClearPad(x);
   }

@@ -92,8 +92,7 @@ HWY_INLINE T SumLanes(int64_t n, Value value) {
     even = hn::Add(even, value(i));
     odd = hn::Add(odd, value(i + Lanes<T>()));
   }
-  for (; i < n; i += Lanes<T>())
-    even = hn::Add(even, hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(n - i)), value(i)));
+  for (; i < n; i += Lanes<T>()) even = hn::Add(even, hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(n - i)), value(i)));
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
 }
 template <class T>
@@ -230,8 +229,8 @@ HWY_INLINE void MultiplyAddLower(int vectors, int64_t rows, bool diagonal, const
   }
 }
 
-// Rows [n][K] (row_stride apart) turned into panels of columns: to[panel][channel][Panel<T>()], token j in panel j / Panel. Columns of the last vector
-// past n are zero.
+// Rows [n][K] (row_stride apart) turned into panels of columns: to[panel][channel][Panel<T>()], token j in panel j / Panel. Columns of the last
+// vector past n are zero.
 template <class T>
 HWY_INLINE void Transpose(int64_t n, int64_t channels, const T* rows, int64_t row_stride, T* to) {
   const int64_t panel = Panel<T>();

@@ -46,11 +46,15 @@ Status Make(const Options& options, const contract::Layer& layer, const targets:
   // A chunk of a few tokens costs more in tables than the recurrence in passes over the state.
   const Form form = options.form != Form::kAutomatic ? options.form : longest < 16 ? Form::kRecurrent : Form::kChunkwise;
   plan->engine = form == Form::kRecurrent ? target.recurrent : target.chunkwise;
-  const int64_t span = form == Form::kRecurrent ? kRecurrentSpan : form == Form::kParallel ? longest : options.chunk > 0 ? options.chunk : DefaultChunk(layer);
+  const int64_t span = form == Form::kRecurrent  ? kRecurrentSpan
+                       : form == Form::kParallel ? longest
+                       : options.chunk > 0       ? options.chunk
+                                                 : DefaultChunk(layer);
   plan->span = std::clamp<int64_t>(span, 1, std::max<int64_t>(longest, 1));
 
   const int64_t heads = layer.sequences * layer.state_heads;
-  const double work = static_cast<double>(heads) * static_cast<double>(longest) * static_cast<double>(layer.key_dim) * static_cast<double>(layer.value_dim);
+  const double work =
+      static_cast<double>(heads) * static_cast<double>(longest) * static_cast<double>(layer.key_dim) * static_cast<double>(layer.value_dim);
   plan->workers = work < kWorthAThread ? 1 : std::max(1, concurrency);
   if (options.threads > 0) plan->workers = std::min<int64_t>(plan->workers, options.threads);
 
@@ -58,8 +62,9 @@ Status Make(const Options& options, const contract::Layer& layer, const targets:
     const double side = static_cast<double>(plan->span), table = side * side * static_cast<double>(contract::SizeOf(layer.dtype));
     const auto limit = static_cast<double>(options.table_limit);
     if (table > limit)
-      return {StatusCode::kTableLimit, "the parallel form needs a table of " + std::to_string(plan->span) + " x " + std::to_string(plan->span) + ", " + Mebibytes(table) +
-                                           ", and table_limit is " + Mebibytes(limit - 1) + ": raise it, or use the chunkwise form, which computes the same"};
+      return {StatusCode::kTableLimit, "the parallel form needs a table of " + std::to_string(plan->span) + " x " + std::to_string(plan->span) +
+                                           ", " + Mebibytes(table) + ", and table_limit is " + Mebibytes(limit - 1) +
+                                           ": raise it, or use the chunkwise form, which computes the same"};
     plan->workers = std::min(plan->workers, std::max<int64_t>(1, static_cast<int64_t>(limit / std::max(table, 1.0))));
   }
 
@@ -72,9 +77,12 @@ Status Make(const Options& options, const contract::Layer& layer, const targets:
   plan->jobs = heads * plan->cuts;
   plan->workers = std::max<int64_t>(1, std::min(plan->workers, plan->jobs));
   // What a workspace holds grows with these products; past 2^50 numbers no machine has it, and counting it exactly could overflow.
-  const double numbers = static_cast<double>(plan->span) * static_cast<double>(plan->span) +
-                         static_cast<double>(layer.key_dim + plan->span) * static_cast<double>(plan->columns + layer.queries_per_state() * (layer.key_dim + panel));
-  if (numbers > 0x1p50) return {StatusCode::kOutOfMemory, "a chunk of " + std::to_string(plan->span) + " tokens would need more memory than there is; a smaller chunk needs less"};
+  const double numbers =
+      static_cast<double>(plan->span) * static_cast<double>(plan->span) +
+      static_cast<double>(layer.key_dim + plan->span) * static_cast<double>(plan->columns + layer.queries_per_state() * (layer.key_dim + panel));
+  if (numbers > 0x1p50)
+    return {StatusCode::kOutOfMemory,
+            "a chunk of " + std::to_string(plan->span) + " tokens would need more memory than there is; a smaller chunk needs less"};
   if (plan->jobs > 0) plan->bytes = plan->engine->bytes[f64][static_cast<size_t>(layer.rule)](plan->JobAt(layer, 0));
   return {};
 }

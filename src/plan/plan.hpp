@@ -12,12 +12,12 @@ namespace tercet::plan {
 
 struct Plan {
   const forms::Engine* engine = nullptr;
-  int64_t span = 1;      // tokens an engine takes at once
-  int64_t columns = 1;   // value columns of a job; the last of a head may have fewer
-  int64_t cuts = 1;      // jobs a head
-  int64_t jobs = 0;      // sequences * state heads * cuts
-  int64_t workers = 1;   // jobs at once, each with a workspace of its own
-  int64_t bytes = 0;     // of a workspace
+  int64_t span = 1;     // tokens an engine takes at once
+  int64_t columns = 1;  // value columns of a job; the last of a head may have fewer
+  int64_t cuts = 1;     // jobs a head
+  int64_t jobs = 0;     // sequences * state heads * cuts
+  int64_t workers = 1;  // jobs at once, each with a workspace of its own
+  int64_t bytes = 0;    // of a workspace
 
   forms::Job JobAt(const contract::Layer& layer, int64_t i) const;
 };

@@ -10,10 +10,14 @@ namespace {
 
 constexpr std::string_view LogDecayLayout(Decay decay) {
   switch (decay) {
-    case Decay::kNone: return "";
-    case Decay::kPerHead: return "[H]";
-    case Decay::kPerStep: return "[B, T, H]";
-    case Decay::kPerChannel: return "[B, T, H, K]";
+    case Decay::kNone:
+      return "";
+    case Decay::kPerHead:
+      return "[H]";
+    case Decay::kPerStep:
+      return "[B, T, H]";
+    case Decay::kPerChannel:
+      return "[B, T, H, K]";
   }
   return "";
 }
@@ -34,10 +38,8 @@ std::optional<Value> ValueIn(const std::array<std::pair<Value, std::string_view>
 
 constexpr std::array<std::pair<Form, std::string_view>, 4> kForms = {
     {{Form::kAutomatic, "automatic"}, {Form::kParallel, "parallel"}, {Form::kRecurrent, "recurrent"}, {Form::kChunkwise, "chunkwise"}}};
-constexpr std::array<std::pair<FeatureMap, std::string_view>, 4> kFeatureMaps = {{{FeatureMap::kIdentity, "identity"},
-                                                                                  {FeatureMap::kEluPlusOne, "elu_plus_one"},
-                                                                                  {FeatureMap::kRelu, "relu"},
-                                                                                  {FeatureMap::kL2Norm, "l2_norm"}}};
+constexpr std::array<std::pair<FeatureMap, std::string_view>, 4> kFeatureMaps = {
+    {{FeatureMap::kIdentity, "identity"}, {FeatureMap::kEluPlusOne, "elu_plus_one"}, {FeatureMap::kRelu, "relu"}, {FeatureMap::kL2Norm, "l2_norm"}}};
 constexpr std::array<std::pair<Dtype, std::string_view>, 5> kDtypes = {
     {{Dtype::kF32, "f32"}, {Dtype::kF64, "f64"}, {Dtype::kI32, "i32"}, {Dtype::kI64, "i64"}, {Dtype::kBool, "bool"}}};
 

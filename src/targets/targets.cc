@@ -59,7 +59,8 @@ Status Choose(std::string_view name, const Target** target) {
   }
   std::string known;
   for (const Target& one : All()) known += (known.empty() ? "" : ", ") + std::string(one.name);
-  return {StatusCode::kInvalidOption, std::string(source) + " is \"" + std::string(name) + "\" and must be one of those this build and this machine have: " + known};
+  return {StatusCode::kInvalidOption,
+          std::string(source) + " is \"" + std::string(name) + "\" and must be one of those this build and this machine have: " + known};
 }
 
 }  // namespace targets
