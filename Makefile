@@ -7,7 +7,7 @@ verify:
 	tools/setup.sh build
 	cmake --preset release -DTERCET_BUILD_TESTS=OFF
 	cmake --build --preset release
-	build/release/bin/tercet verify
+	build/release/cli/tercet verify
 
 test:
 	tools/setup.sh build test
@@ -25,7 +25,7 @@ test-asan test-tsan: test-%:
 fuzz:
 	tools/setup.sh build test ci
 	cmake --preset fuzz
-	cmake --build --preset fuzz
+	cmake --build --preset fuzz --target fuzz_safetensors fuzz_npy fuzz_npz
 	tools/fuzz.sh 300
 
 bench:

@@ -1,4 +1,4 @@
-# What an installation holds: the library, its header, the licence (the command adds itself), and how CMake and pkg-config find them.
+# What an installation holds: the library, its header, the command, the licence, and how CMake and pkg-config find them.
 # Everything is found relative to itself, so that an installed tree may be moved.
 
 # Hidden visibility leaves std:: templates visible, as libstdc++ marks them so; the linker keeps them in.
@@ -25,3 +25,6 @@ install(FILES ${PROJECT_BINARY_DIR}/tercet.pc DESTINATION ${CMAKE_INSTALL_LIBDIR
 
 install(FILES include/tercet/tercet.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tercet)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+if(TERCET_BUILD_CLI)
+  install(TARGETS tercet_cli)
+endif()

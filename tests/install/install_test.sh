@@ -28,7 +28,7 @@ LD_LIBRARY_PATH=$(pkg-config --variable=libdir tercet) "$work/by-pkg-config"
 [[ -n $(find "$prefix" -name LICENSE) ]] || { echo "the licence was not installed"; exit 1; }
 headers=$(cd "$prefix/include" && find . -type f)
 [[ $headers == ./tercet/tercet.hpp ]] || { echo "installed headers: $headers"; exit 1; }
-if [[ -e $build/bin/tercet ]]; then
+if [[ -e $build/cli/tercet ]]; then
   [[ $("$prefix/bin/tercet" --version) == *"$version"* ]] || { echo "the installed command does not say version $version"; exit 1; }
 fi
 if grep -rlIF -e "$build" -e "$work/first" "$prefix"; then
