@@ -52,8 +52,8 @@ std::string Halves(const proof::Verdict& verdict) {
   text += Decide("  parallel = recurrent", algebra.recurrent_is_parallel);
   text += Decide("  chunkwise = recurrent", algebra.chunkwise_is_recurrent);
   text += Decide("  chunkwise = parallel", algebra.chunkwise_is_parallel);
-  text +=
-      "\n" + Bold("The same in floating point") + ": how far each form is from a more precise reference, over the noise that rounding alone makes.\n";
+  text += '\n';
+  text += Bold("The same in floating point") + ": how far each form is from a more precise reference, over the noise that rounding alone makes.\n";
   text += fmt::format("  {:<10} {:>10} {:>10} {:>8}  {:<15} {:>10}\n", "form", "distance", "noise", "ratio", "worst in", "largest");
   for (const proof::Judgement& judgement : verdict.judgements)
     text += Decide(fmt::format("  {:<10} {:>10.2e} {:>10.2e} {:>8.3g}  {:<15} {:>10.2e}  ratio at most {:g}", judgement.form, judgement.distance,

@@ -377,7 +377,8 @@ Status Command::SixTokens(Result* result) {
   text += fmt::format("State ({}, {}), of the recurrent form: d_v x d_k, fixed whatever n is.\n", kValueDim, kKeyDim) +
           MatrixText(state_numbers, false) + "\n";
   for (const auto& [line, value] : lines) text += Decide(line, value);
-  text += "\n" + Halves(verdict) + "\n" + Decide("parallel, recurrent and chunkwise are the same function", result->holds);
+  text += '\n';
+  text += Halves(verdict) + "\n" + Decide("parallel, recurrent and chunkwise are the same function", result->holds);
   return {};
 }
 
