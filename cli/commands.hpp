@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "src/proof/verify.hpp"
 #include "tercet/tercet.hpp"
 
 namespace tercet::cli {
@@ -16,6 +17,9 @@ struct Result {
   bool holds = true;
 };
 using Action = std::function<Status(Result*)>;
+
+// `tercet verify` without arguments.
+Status VerifySixTokens(proof::VerifyOptions options, bool json, Result* result);
 
 Action AddVerify(CLI::App* command);
 Action AddRun(CLI::App* command);

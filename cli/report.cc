@@ -43,6 +43,25 @@ std::string Setting(const contract::Layer& layer, const proof::Verdict& verdict)
                      Name(layer.feature_map), layer.normalize ? std::string("normalised") : fmt::format("scale {:.6g}", layer.scale), verdict.target);
 }
 
+std::string PlantText(const proof::VerifyOptions& options) {
+  std::string_view what;
+  switch (options.plant) {
+    case proof::Plant::kNone:
+      return "";
+    case proof::Plant::kDecay:
+      what = "a token's own decay falls on what it has just written";
+      break;
+    case proof::Plant::kScale:
+      what = "the scale is left out";
+      break;
+    case proof::Plant::kMask:
+      what = "the causal mask is off by one";
+      break;
+  }
+  const std::string_view where = !options.plant_in_floating_point ? " in algebra alone" : !options.plant_in_algebra ? " in floating point alone" : "";
+  return fmt::format("An error is planted in the chunkwise form{}, to see that the proof sees it: {}.\n\n", where, what);
+}
+
 std::string Halves(const proof::Verdict& verdict) {
   const proof::Algebra& algebra = verdict.algebra;
   std::string text = Bold("The same in algebra") + ": the forms on random elements of the prime field of 2^61 - 1, where nothing is rounded.\n";
@@ -82,7 +101,7 @@ std::string Row(std::string_view rule, const proof::Verdict& verdict) {
   return text + padded(within, 8) + TrueFalse(verdict.same()) + "\n";
 }
 
-Json ToJson(const contract::Layer& layer, const proof::Verdict& verdict) {
+Json ToJson(const proof::VerifyOptions& options, const contract::Layer& layer, const proof::Verdict& verdict) {
   Json json;
   json["same"] = verdict.same();
   json["rule"] = Name(layer.rule);
@@ -100,6 +119,8 @@ Json ToJson(const contract::Layer& layer, const proof::Verdict& verdict) {
   json["v_heads"] = layer.v_heads;
   json["chunk"] = verdict.chunk;
   json["target"] = verdict.target;
+  constexpr std::string_view kPlants[] = {"none", "decay", "scale", "mask"};  // in the order of the enum
+  json["plant"] = kPlants[static_cast<size_t>(options.plant)];
   const proof::Algebra& algebra = verdict.algebra;
   json["algebra"] = {{"same", algebra.same()},
                      {"tokens", algebra.tokens},

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "src/contract/layer.hpp"
 #include "src/proof/verify.hpp"
@@ -23,13 +24,16 @@ std::string Decide(std::string_view text, bool value);
 // The rule, the sizes and the options of a checked call.
 std::string Setting(const contract::Layer& layer, const proof::Verdict& verdict);
 
+// What is planted, if anything is.
+std::string PlantText(const proof::VerifyOptions& options);
+
 // Both halves of the proof.
 std::string Halves(const proof::Verdict& verdict);
 // Both halves as a row under `RowTitle`.
 std::string RowTitle(const proof::Verdict& verdict);
 std::string Row(std::string_view rule, const proof::Verdict& verdict);
 
-Json ToJson(const contract::Layer& layer, const proof::Verdict& verdict);
+Json ToJson(const proof::VerifyOptions& options, const contract::Layer& layer, const proof::Verdict& verdict);
 // `json` as text that is valid whatever bytes its strings hold.
 std::string Dump(const Json& json);
 

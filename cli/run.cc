@@ -101,11 +101,7 @@ Status Command::Run(Result* result) {
   }
 
   contract::Layer layer;
-  if (Status status = contract::Validate(options, tensors.inputs, nullptr, &layer); !status.ok()) return status;
-  const double elements = Product({layer.batch, layer.tokens, layer.out_heads, layer.value_dim}) +
-                          Product({layer.sequences, layer.state_heads, layer.key_dim, layer.value_dim});
-  if (Status status = CheckMemory("the output and the state", elements * static_cast<double>(contract::SizeOf(layer.dtype))); !status.ok())
-    return status;
+  if (Status status = CheckLayer(options, tensors.inputs, 1, &layer); !status.ok()) return status;
   io::File out, left;
   io::Array& array = out.arrays.emplace("out", Zeros(layer.dtype, {layer.batch, layer.tokens, layer.out_heads, layer.value_dim})).first->second;
   Outputs outputs;

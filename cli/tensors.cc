@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "src/contract/tensor.hpp"
+
 namespace tercet::cli {
 namespace {
 
@@ -199,6 +201,13 @@ Status ReadState(const std::string& path, Tensors* tensors) {
   if (!tensors->inputs.initial_state.given())
     return {StatusCode::kMissingInput, fmt::format("{} holds no state: a tensor named final_state or initial_state", path)};
   return {};
+}
+
+Status CheckLayer(const Options& options, const Inputs& inputs, int copies, contract::Layer* layer) {
+  if (Status status = contract::Validate(options, inputs, nullptr, layer); !status.ok()) return status;
+  const double elements = Product({layer->batch, layer->tokens, layer->out_heads, layer->value_dim}) +
+                          Product({layer->sequences, layer->state_heads, layer->key_dim, layer->value_dim});
+  return CheckMemory("what this layer gives", copies * elements * static_cast<double>(contract::SizeOf(layer->dtype)));
 }
 
 }  // namespace tercet::cli

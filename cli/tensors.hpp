@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/flags.hpp"
+#include "src/contract/layer.hpp"
 #include "src/io/arrays.hpp"
 #include "src/proof/verify.hpp"
 #include "tercet/tercet.hpp"
@@ -35,6 +36,9 @@ Status ReadTensors(const std::vector<std::string>& arguments, Flags* flags, Tens
 
 // Reads the state that an earlier call left, as initial_state and initial_key_sum.
 Status ReadState(const std::string& path, Tensors* tensors);
+
+// contract::Validate, and whether this machine can hold `copies` of what the layer gives.
+Status CheckLayer(const Options& options, const Inputs& inputs, int copies, contract::Layer* layer);
 
 // The library's name that `name` probably stands for, or "".
 std::string_view ProbablyMeant(std::string_view name);

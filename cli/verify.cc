@@ -2,9 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,10 +9,8 @@
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "cli/report.hpp"
-#include "cli/six_tokens.hpp"
 #include "cli/tensors.hpp"
 #include "cli/terminal.hpp"
-#include "src/contract/layer.hpp"
 #include "src/contract/tensor.hpp"
 #include "src/proof/inputs.hpp"
 #include "src/proof/verify.hpp"
@@ -59,67 +54,11 @@ struct Command {
 
   Status ReadPlant();
   Status ReadSpec(proof::RandomSpec* spec);
-  std::string PlantText() const;
-  Status SixTokens(Result* result);
   Status Random(Result* result);
   Status AllRules(Result* result);
   Status Files(const Tensors& tensors, Result* result);
   Status One(const std::string& title, const Inputs& inputs, const proof::Expected& expected, Result* result);
 };
-
-Status Check(const Options& options, const Inputs& inputs, contract::Layer* layer) {
-  if (Status status = contract::Validate(options, inputs, nullptr, layer); !status.ok()) return status;
-  const double elements = Product({layer->batch, layer->tokens, layer->out_heads, layer->value_dim}) +
-                          Product({layer->sequences, layer->state_heads, layer->key_dim, layer->value_dim});
-  return CheckMemory("the outputs and states of three forms and the reference", elements * static_cast<double>(4 * contract::SizeOf(layer->dtype)));
-}
-
-proof::OwnedInputs SixTokenInputs() {
-  using namespace six_tokens;
-  const auto owned = [](std::vector<int64_t> shape, const double* values) {
-    proof::Owned tensor = proof::Owned::Zeros(Dtype::kF64, std::move(shape));
-    for (int64_t i = 0; i < tensor.size(); ++i) tensor.Set(i, values[i]);
-    return tensor;
-  };
-  proof::OwnedInputs inputs;
-  inputs.q = owned({1, kTokens, 1, kKeyDim}, kQ);
-  inputs.k = owned({1, kTokens, 1, kKeyDim}, kK);
-  inputs.v = owned({1, kTokens, 1, kValueDim}, kV);
-  return inputs;
-}
-
-// rows x cols numbers of `tensor`, row by row; element (i, j) lies at i * row_step + j * col_step.
-Json Matrix(const proof::Owned& tensor, int64_t rows, int64_t cols, int64_t row_step, int64_t col_step) {
-  Json matrix = Json::array();
-  for (int64_t i = 0; i < rows; ++i) {
-    Json row = Json::array();
-    for (int64_t j = 0; j < cols; ++j) row.push_back(tensor.Get(i * row_step + j * col_step));
-    matrix.push_back(row);
-  }
-  return matrix;
-}
-
-std::string MatrixText(const Json& matrix, bool causal) {
-  std::string text;
-  for (size_t i = 0; i < matrix.size(); ++i) {
-    text += "  ";
-    for (size_t j = 0; j < matrix[i].size(); ++j)
-      text += causal && j > i ? fmt::format("{:>11}", ".") : fmt::format("{:>11.6f}", matrix[i][j].get<double>());
-    text += "\n";
-  }
-  return text;
-}
-
-// The largest distance of `tensor` from `values`; inf where one is not a number.
-template <size_t n>
-double Distance(const proof::Owned& tensor, const double (&values)[n]) {
-  double largest = tensor.size() == static_cast<int64_t>(n) ? 0 : INFINITY;
-  for (int64_t i = 0; i < tensor.size() && i < static_cast<int64_t>(n); ++i) {
-    const double distance = std::abs(tensor.Get(i) - values[i]);
-    largest = distance >= 0 ? std::max(largest, distance) : INFINITY;
-  }
-  return largest;
-}
 
 Status Command::Run(Result* result) {
   Tensors tensors;
@@ -136,10 +75,12 @@ Status Command::Run(Result* result) {
   if (flags.OnCommandLine("tolerance") && !expected.out.given() && !expected.final_state.given() && !expected.final_key_sum.given())
     return {StatusCode::kInvalidOption,
             "--tolerance is for tensors named expected.out, expected.final_state or expected.final_key_sum, and none was given"};
+  Progress progress;
+  options_.progress = [&](double fraction, std::string_view doing) { progress.Update(fraction, doing); };
   if (!input.empty()) return Files(tensors, result);
   const auto given = [&](std::string_view name) { return flags.OnCommandLine(std::string(name)); };
   if (std::none_of(std::begin(kSizes), std::end(kSizes), given) && std::none_of(std::begin(kLayer), std::end(kLayer), given))
-    return SixTokens(result);
+    return VerifySixTokens(options_, json, result);
   return flags.Text("rule") == "all" ? AllRules(result) : Random(result);
 }
 
@@ -162,25 +103,16 @@ Status Command::ReadPlant() {
   return flags.status();
 }
 
-std::string Command::PlantText() const {
-  if (options_.plant == proof::Plant::kNone) return "";
-  const std::string where = !options_.plant_in_floating_point ? " in algebra alone" : !options_.plant_in_algebra ? " in floating point alone" : "";
-  const std::string what = options_.plant == proof::Plant::kDecay   ? "a token's own decay falls on what it has just written"
-                           : options_.plant == proof::Plant::kScale ? "the scale is left out"
-                                                                    : "the causal mask is off by one";
-  return fmt::format("An error is planted in the chunkwise form{}, to see that the proof sees it: {}.\n\n", where, what);
-}
-
 Status Command::ReadSpec(proof::RandomSpec* spec) {
   flags.Get("tokens", &spec->tokens, 0);
-  flags.Get("key_dim", &spec->key_dim, 1);
-  flags.Get("value_dim", &spec->value_dim, 1);
+  flags.Get("key_dim", &spec->key_dim, 0);
+  flags.Get("value_dim", &spec->value_dim, 0);
   flags.Get("batch", &spec->batch, 0);
-  flags.Get("heads", &spec->heads, 1);
+  flags.Get("heads", &spec->heads, 0);
   int64_t q = spec->heads, k = spec->heads, v = spec->heads;
-  flags.Get("q_heads", &q, 1);
-  flags.Get("k_heads", &k, 1);
-  flags.Get("v_heads", &v, 1);
+  flags.Get("q_heads", &q, 0);
+  flags.Get("k_heads", &k, 0);
+  flags.Get("v_heads", &v, 0);
   if (flags.Given("dtype")) {
     const std::string& dtype = flags.Text("dtype");
     if (dtype != "f32" && dtype != "f64") flags.Refuse("dtype", "f32 or f64");
@@ -202,20 +134,16 @@ Status Command::ReadSpec(proof::RandomSpec* spec) {
 
 Status Command::One(const std::string& title, const Inputs& inputs, const proof::Expected& expected, Result* result) {
   contract::Layer layer;
-  if (Status status = Check(options_.attend, inputs, &layer); !status.ok()) return status;
+  if (Status status = CheckLayer(options_.attend, inputs, 4, &layer); !status.ok()) return status;
   proof::Verdict verdict;
-  Progress progress;
-  options_.progress = [&](double fraction, std::string_view doing) { progress.Update(fraction, doing); };
   if (Status status = proof::Verify(options_, inputs, expected, &verdict); !status.ok()) return status;
   result->holds = verdict.same();
   if (json) {
-    Json object = ToJson(layer, verdict);
-    if (options_.plant != proof::Plant::kNone) object["plant"] = flags.Text("plant");
-    result->text = Dump(object);
+    result->text = Dump(ToJson(options_, layer, verdict));
     return {};
   }
   const bool judged = expected.out.given() || expected.final_state.given() || expected.final_key_sum.given();
-  result->text = Bold(title) + "\n" + Setting(layer, verdict) + "\n" + PlantText() + Halves(verdict) + "\n" +
+  result->text = Bold(title) + "\n" + Setting(layer, verdict) + "\n" + PlantText(options_) + Halves(verdict) + "\n" +
                  Decide(judged ? "parallel, recurrent, chunkwise and the expected answers are the same function"
                                : "parallel, recurrent and chunkwise are the same function",
                         result->holds);
@@ -244,9 +172,9 @@ Status Command::Random(Result* result) {
 Status Command::AllRules(Result* result) {
   proof::RandomSpec spec;
   if (Status status = ReadSpec(&spec); !status.ok()) return status;
-  Json object, rules = Json::array(), left_out = Json::array();
+  Json rules = Json::array(), left_out = Json::array();
   std::string rows, left_out_text;
-  Progress progress;
+  const auto progress = options_.progress;
   int64_t done = 0;
   contract::Layer layer;
   proof::Verdict verdict;
@@ -258,7 +186,7 @@ Status Command::AllRules(Result* result) {
   for (const RuleInfo& info : Rules()) {
     const double begun = static_cast<double>(left_out.size() + rules.size());
     options_.progress = [&](double fraction, std::string_view doing) {
-      progress.Update((begun + fraction) / static_cast<double>(Rules().size()), fmt::format("{}: {}", info.name, doing));
+      progress((begun + fraction) / static_cast<double>(Rules().size()), fmt::format("{}: {}", info.name, doing));
     };
     if (options_.attend.normalize && !info.can_normalize) {
       leave_out(info, "only a rule that adds k v' to the state has a key sum to divide by");
@@ -266,7 +194,7 @@ Status Command::AllRules(Result* result) {
     }
     spec.rule = options_.attend.rule = info.rule;
     const proof::OwnedInputs inputs = proof::RandomInputs(spec);
-    if (Status status = Check(options_.attend, inputs.view(), &layer); !status.ok()) return status;
+    if (Status status = CheckLayer(options_.attend, inputs.view(), 4, &layer); !status.ok()) return status;
     Status status = proof::Verify(options_, inputs.view(), {}, &verdict);
     if (status.code == StatusCode::kInvalidOption && options_.plant != proof::Plant::kNone) {
       leave_out(info, status.message);  // the call itself has just been checked, so it is the plant that can change nothing here
@@ -275,16 +203,12 @@ Status Command::AllRules(Result* result) {
     if (!status.ok()) return {status.code, fmt::format("{}: {}", info.name, status.message)};
     if (done++ == 0) rows += RowTitle(verdict);
     rows += Row(info.name, verdict);
-    rules.push_back(ToJson(layer, verdict));
+    rules.push_back(ToJson(options_, layer, verdict));
     result->holds &= verdict.same();
   }
   if (done == 0) return {StatusCode::kInvalidOption, "no rule is left to judge: " + left_out[0]["why"].get<std::string>()};
   if (json) {
-    object["same"] = result->holds;
-    if (options_.plant != proof::Plant::kNone) object["plant"] = flags.Text("plant");
-    object["rules"] = rules;
-    object["left_out"] = left_out;
-    result->text = Dump(object);
+    result->text = Dump({{"same", result->holds}, {"rules", rules}, {"left_out", left_out}});
     return {};
   }
   const proof::Algebra& algebra = verdict.algebra;
@@ -293,92 +217,8 @@ Status Command::AllRules(Result* result) {
                              layer.out_heads, layer.key_dim, layer.value_dim, Name(layer.dtype), verdict.chunk, verdict.target) +
                  fmt::format("  in algebra tokens {}, key_dim {}, value_dim {}, chunk {}; `tercet verify --rule RULE` shows all numbers of one\n\n",
                              algebra.tokens, algebra.key_dim, algebra.value_dim, algebra.chunk) +
-                 PlantText() + rows + left_out_text + "\n" +
+                 PlantText(options_) + rows + left_out_text + "\n" +
                  Decide(fmt::format("parallel, recurrent and chunkwise are the same function, for {} rules", done), result->holds);
-  return {};
-}
-
-Status Command::SixTokens(Result* result) {
-  using namespace six_tokens;
-  options_.attend.rule = Rule::kLinear;
-  options_.attend.feature_map = FeatureMap::kEluPlusOne;
-  options_.attend.normalize = true;
-  options_.attend.chunk = 4;
-  const proof::OwnedInputs owned = SixTokenInputs();
-  const Inputs inputs = owned.view();
-  proof::Expected golden;
-  golden.out = View(kOut, {1, kTokens, 1, kValueDim});
-  golden.final_state = View(kState, {1, 1, kKeyDim, kValueDim});
-  golden.final_key_sum = View(kKeySum, {1, 1, kKeyDim});
-  proof::Verdict verdict;
-  Progress progress;
-  options_.progress = [&](double fraction, std::string_view doing) { progress.Update(fraction, doing); };
-  if (Status status = proof::Verify(options_, inputs, golden, &verdict); !status.ok()) return status;
-
-  // With the identity in the place of v, out is the table of affinities itself.
-  proof::Owned identity = proof::Owned::Zeros(Dtype::kF64, {1, kTokens, 1, kTokens});
-  proof::Owned table = identity;
-  for (int64_t i = 0; i < kTokens; ++i) identity.Set(i * (kTokens + 1), 1);
-  Inputs table_inputs = inputs;
-  table_inputs.v = identity.view();
-  Outputs table_outputs;
-  table_outputs.out = table.mutable_view();
-  Options table_options = options_.attend;
-  table_options.form = Form::kParallel;
-  table_options.chunk = 0;
-  if (Status status = Attend(table_options, table_inputs, table_outputs); !status.ok()) return status;
-
-  constexpr double kNear = 1e-12;
-  const auto near = [](double difference) { return difference < kNear; };  // false for NaN
-  const double pr = verdict.parallel_recurrent, cr = verdict.chunkwise_recurrent, cp = verdict.chunkwise_parallel;
-  const double largest = std::max({pr, cr, cp});
-  const bool all_near = near(pr) && near(cr) && near(cp);
-  // Of the recurrent form from the golden answer, and of the others from it: no form is further away.
-  const double from_golden =
-      std::max({Distance(verdict.out, kOut), Distance(verdict.final_state, kState), Distance(verdict.final_key_sum, kKeySum)}) + std::max(pr, cr);
-  const auto judged = [&](size_t form) { return form < verdict.judgements.size() && verdict.judgements[form].same; };  // as verify.hpp orders them
-  const bool parallel = judged(0), recurrent = judged(1), chunkwise = judged(2);
-  const std::array<std::pair<std::string, bool>, 6> lines = {{
-      {fmt::format("parallel and recurrent differ by {:.2e}, less than 1e-12", pr), near(pr)},
-      {"parallel and recurrent are the same", near(pr) && parallel && recurrent},
-      {fmt::format("chunkwise (chunks of 4, the last of 2) = recurrent, to {:.2e}", cr), near(cr) && chunkwise && recurrent},
-      {fmt::format("chunkwise = parallel, to {:.2e}", cp), near(cp) && chunkwise && parallel},
-      {fmt::format("largest difference {:.2e}, below 1e-12", largest), all_near},
-      {fmt::format("all three are within 1e-12 of the golden answer, state and key sum too: {:.2e} at most", from_golden), near(from_golden)},
-  }};
-  result->holds = verdict.same() && std::all_of(lines.begin(), lines.end(), [](const auto& line) { return line.second; });
-
-  const Json table_numbers = Matrix(table, kTokens, kTokens, kTokens, 1);
-  const Json out_numbers = Matrix(verdict.out, kTokens, kValueDim, kValueDim, 1);
-  const Json state_numbers = Matrix(verdict.final_state, kValueDim, kKeyDim, 1, kValueDim);  // stored [K, V], drawn d_v x d_k
-  contract::Layer layer;
-  if (Status status = Check(options_.attend, inputs, &layer); !status.ok()) return status;
-  if (json) {
-    Json object = ToJson(layer, verdict);
-    object["same"] = result->holds;
-    if (options_.plant != proof::Plant::kNone) object["plant"] = flags.Text("plant");
-    object["from_golden"] = from_golden;
-    object["lines"] = Json::array();
-    for (const auto& [line, value] : lines) object["lines"].push_back({{"line", line}, {"value", value}});
-    object["attention_table"] = table_numbers;
-    object["out"] = out_numbers;
-    object["state"] = state_numbers;
-    result->text = Dump(object);
-    return {};
-  }
-  std::string& text = result->text;
-  text = Bold("Six tokens through one layer of causal linear attention, in three forms: are they the same function?") + "\n" +
-         Setting(layer, verdict) + "\n";
-  text += PlantText();
-  text += fmt::format("q ({0}, {1})   k ({0}, {1})   v ({0}, {2})\n\n", kTokens, kKeyDim, kValueDim);
-  text += fmt::format("Attention table ({0}, {0}), of the parallel form: phi(q_i).phi(k_j) over the sum of its row. It grows as n^2.\n", kTokens) +
-          MatrixText(table_numbers, true) + "\n";
-  text += fmt::format("Output ({}, {})\n", kTokens, kValueDim) + MatrixText(out_numbers, false) + "\n";
-  text += fmt::format("State ({}, {}), of the recurrent form: d_v x d_k, fixed whatever n is.\n", kValueDim, kKeyDim) +
-          MatrixText(state_numbers, false) + "\n";
-  for (const auto& [line, value] : lines) text += Decide(line, value);
-  text += '\n';
-  text += Halves(verdict) + "\n" + Decide("parallel, recurrent and chunkwise are the same function", result->holds);
   return {};
 }
 

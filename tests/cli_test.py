@@ -331,12 +331,12 @@ class RandomTensors(CommandTest):
                 with self.subTest(plant=plant, half=half):
                     verdict = self.json("verify", "--rule", "all", "--plant", plant, "--plant-in", half, expect=1)
                     self.assertIs(verdict["same"], False)
-                    self.assertEqual(verdict["plant"], plant)
                     self.assertEqual([one["rule"] for one in verdict["left_out"]], without)
                     self.assertEqual([one["rule"] for one in verdict["rules"]], [rule for rule in RULES if rule not in without])
                     for one in verdict["rules"]:
                         floats = {judgement["form"]: judgement["same"] for judgement in one["judgements"]}
                         self.assertIs(one["same"], False)
+                        self.assertEqual(one["plant"], plant)
                         self.assertIs(one["algebra"]["same"], half != "algebra")
                         self.assertIs(one["algebra"]["recurrent_is_parallel"], True)
                         self.assertEqual(floats, {"parallel": True, "recurrent": True, "chunkwise": half == "algebra"})
@@ -368,7 +368,7 @@ class BadUse(CommandTest):
                 (["verify", "--rule"], "--rule"), (["verify", "--tokens", "-1"], ["--tokens", "-1"]), (["verify", "--tokens", "x"], "--tokens is 'x'"),
                 (["verify", "--tokens", far], far), (["verify", "--tokens", "1.5"], "1.5"), (["verify", "--tokens", ""], "--tokens"),
                 (["verify", "--tokens", " 5"], "--tokens"), (["verify", "--tokens", "0x10"], "--tokens"), (["verify", "--batch", "-1"], "--batch"),
-                (["verify", "--heads", "0"], "--heads"), (["verify", "--key-dim", "0"], "--key-dim"), (["verify", "--value-dim", "-2"], "--value-dim"),
+                (["verify", "--heads", "0"], "one head"), (["verify", "--key-dim", "0"], "one channel"), (["verify", "--value-dim", "-2"], "--value-dim"),
                 (["verify", "--tokens", "9223372036854775807", "--key-dim", "9223372036854775807"], "would take"),
                 (["verify", "--tokens", "4294967296", "--heads", "4294967296"], "would take"),
                 (["verify", "--tokens", "0", "--key-dim", "4294967296", "--value-dim", "4294967296"], "would take"),
