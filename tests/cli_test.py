@@ -443,6 +443,32 @@ class Help(CommandTest):
             self.assertEqual(self.json("info", env={"TERCET_TARGET": name})["target"], name)
 
 
+class Page(CommandTest):
+    def masked(self, text):
+        """What is the same on every machine: numbers, targets and versions are not."""
+        text = re.sub(r"(?m)^(cpu|target|targets|compiler|highway|onetbb) .*$", r"\1 #", text)
+        text = re.sub(r"target \w+", "target #", text)
+        return re.sub(r" +", " ", re.sub(r"-?\d[\d.e+-]*", "#", text))
+
+    def test_it_shows_what_the_command_says(self):
+        docs = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "cli.md")
+        with open(docs, encoding="utf-8") as file:
+            blocks = re.findall(r"(?ms)^```console\n(.*?)^```$", file.read())
+        with open(os.path.join(GOLDEN, "onnx_linear_attention", "gated_delta.safetensors"), "rb") as file:
+            self.write("layer.safetensors", file.read())
+        environment = {name: value for name, value in os.environ.items() if name != "TERCET_TARGET"}
+        commands = re.findall(r"(?ms)^\$ tercet ?([^\n]*)\n(.*?)(?=^\$ |\Z)", "".join(blocks))
+        self.assertGreater(len(commands), 6)
+        for command, shown in commands:
+            with self.subTest(command=command):
+                done = subprocess.run([BIN, *command.split()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=self.folder, env=environment)
+                said, shown = self.masked(done.stdout.decode()), self.masked(shown)
+                if shown.endswith("[...]\n"):
+                    shown = shown[:-len("[...]\n")]
+                    said = said[:len(shown)]
+                self.assertEqual(said, shown)
+
+
 class Terminal(CommandTest):
     def on_terminal(self, *arguments, env=None, stderr=False):
         """What the command writes to a terminal: its stdout, or its stderr."""
