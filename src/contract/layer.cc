@@ -26,36 +26,39 @@ std::string Text(double value) {
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
-std::string At(std::string_view name, std::initializer_list<int64_t> index) {
-  std::string text(name);
-  const char* separator = "[";
-  for (const int64_t i : index) {
-    text += separator + std::to_string(i);
-    separator = ", ";
-  }
-  return text + "]";
-}
-
 struct Named {
   std::string_view name;
   const ConstTensor* tensor;
 };
 
-// A tensor whose axes are known: rank, non-negative sizes, and offsets that fit in 62 bits, so that no later sum of them overflows.
+// No view has more elements than this, an empty axis counted as one: then no product of two sizes overflows, nor one of a size and what a chunk
+// needs.
+constexpr int64_t kMostElements = int64_t{1} << 48;
+
+// A tensor whose axes are known: rank, sizes, and offsets that fit in 62 bits, so that no later sum of them overflows. The stride of an axis of one
+// element, or of an empty view, is never used and may be anything.
 Status CheckForm(std::string_view name, const ConstTensor& t) {
   if (t.rank < 0 || t.rank > kMaxRank)
-    return Refuse(StatusCode::kShape, std::string(name) + " has rank " + Text(int64_t{t.rank}) + " and must have at most " + Text(int64_t{kMaxRank}));
-  int64_t furthest = 0;
-  bool too_far = Count(t) < 0;
+    return Refuse(StatusCode::kShape,
+                  std::string(name) + " has rank " + Text(int64_t{t.rank}) + " and must have one from 0 (not given) to " + Text(int64_t{kMaxRank}));
+  int64_t elements = 1, furthest = 0;
+  bool too_many = false, too_far = false;
   for (int axis = 0; axis < t.rank; ++axis) {
-    if (t.shape[axis] < 0) return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + " and no size of it may be negative");
+    if (t.shape[axis] < 0) return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + " and must have no negative size");
+    too_many |= __builtin_mul_overflow(elements, std::max<int64_t>(t.shape[axis], 1), &elements);
+  }
+  if (too_many || elements > kMostElements)
+    return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + " and must have sizes whose product is at most 2^48");
+  for (int axis = 0; Count(t) > 0 && axis < t.rank; ++axis) {
     int64_t step = 0, span = 0;
+    if (t.shape[axis] == 1) continue;
     too_far |= __builtin_mul_overflow(t.strides[axis], SizeOf(t.dtype), &step) || step == INT64_MIN;
-    too_far |= __builtin_mul_overflow(std::max<int64_t>(t.shape[axis] - 1, 0), too_far ? 0 : std::abs(step), &span);
+    too_far |= __builtin_mul_overflow(t.shape[axis] - 1, too_far ? 0 : std::abs(step), &span);
     too_far |= __builtin_add_overflow(furthest, span, &furthest);
   }
   if (too_far || furthest > (int64_t{1} << 61))
-    return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + ", which with its strides spans more than 2^61 bytes");
+    return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) +
+                                          " and strides that span more than 2^61 bytes, and must have strides that span less");
   return {};
 }
 
@@ -125,12 +128,11 @@ Status CheckOffsets(const ConstTensor& offsets, int64_t batch, int64_t tokens) {
     if (n == 0 && offset != 0) return Refuse(StatusCode::kValue, "offsets[0] is " + Text(offset) + " and must be 0");
     if (offset < last)
       return Refuse(StatusCode::kValue,
-                    At("offsets", {n}) + " is " + Text(offset) + " and must be at least " + Text(last) + ", the offset before it");
+                    "offsets[" + Text(n) + "] is " + Text(offset) + " and must be at least " + Text(last) + ", the offset before it");
     last = offset;
   }
   if (last != tokens)
-    return Refuse(StatusCode::kValue,
-                  At("offsets", {offsets.shape[0] - 1}) + " is " + Text(last) + " and must be " + Text(tokens) + ", the number of tokens");
+    return Refuse(StatusCode::kValue, "offsets ends with " + Text(last) + " and must end with " + Text(tokens) + ", the number of tokens");
   return {};
 }
 
@@ -181,7 +183,7 @@ Status CheckValues(std::string_view name, const ConstTensor& t, bool by_token, c
   if (!t.given() || Count(t) == 0) return {};
   const int last = t.rank - 1;
   const int64_t n = t.shape[last], step = t.strides[last];
-  return ForEachRow(t, by_token && last >= 2, valid, [&](int64_t offset, const std::array<int64_t, kMaxRank>& index) -> Status {
+  return ForEachRow(t, by_token, valid, [&](int64_t offset, const std::array<int64_t, kMaxRank>& index) -> Status {
     const bool any = t.dtype == Dtype::kF32 ? AnyBad<float>(t, offset, n, step, bad) : AnyBad<double>(t, offset, n, step, bad);
     if (!any) return {};
     for (int64_t i = 0; i < n; ++i) {
@@ -331,13 +333,16 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
   if (l.q_heads < l.out_heads) {
     if (Status status = divides("q", l.q_heads, l.out_heads, "output heads, the larger count of k and v"); !status.ok()) return status;
   } else if (l.out_heads % l.state_heads != 0) {
-    return Refuse(StatusCode::kShape, "q has " + Text(l.q_heads) + " heads and must have a multiple of the " + Text(l.state_heads) +
+    return Refuse(StatusCode::kShape, "q has " + Text(l.q_heads) + " heads and must have a count that is a multiple of the " + Text(l.state_heads) +
                                           " state heads, the larger count of k and v");
   }
 
   if (inputs.offsets.given()) {
     if (Status status = CheckOffsets(inputs.offsets, l.batch, l.tokens); !status.ok()) return status;
     l.sequences = inputs.offsets.shape[0] - 1;
+    if (l.sequences > 0 && l.state_heads > kMostElements / l.sequences)
+      return Refuse(StatusCode::kShape, "offsets has " + Text(l.sequences) + " sequences, each of " + Text(l.state_heads) +
+                                            " state heads, and must have so few that these are at most 2^48");
   } else {
     l.sequences = l.batch;
   }

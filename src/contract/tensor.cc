@@ -35,8 +35,8 @@ Bytes BytesOf(const ConstTensor& t) {
   bytes.start = static_cast<int64_t>(reinterpret_cast<intptr_t>(t.data));
   bytes.element = SizeOf(t.dtype);
   for (int axis = 0; axis < t.rank; ++axis) {
+    if (t.shape[axis] <= 1 || t.strides[axis] == 0) continue;
     const int64_t step = t.strides[axis] * bytes.element;
-    if (t.shape[axis] <= 1 || step == 0) continue;
     if (step < 0) bytes.start += (t.shape[axis] - 1) * step;
     bytes.size[bytes.axes] = t.shape[axis];
     bytes.step[bytes.axes] = std::abs(step);
@@ -48,16 +48,20 @@ Bytes BytesOf(const ConstTensor& t) {
   return bytes;
 }
 
-// Whether the axes of `a` from `a_axis` on, at 0, and those of `b` from `b_axis` on, at `distance`, may meet. Where both step alike over what is
-// inside, only the position within a step counts: two columns of one table never meet.
+// Whether the axes of `a` from `a_axis` on, at 0, and those of `b` from `b_axis` on, at `distance`, may meet. Where what is inside a step is no
+// longer than the step, element i of one and j of the other can meet for two values of i - j only, so that the answer is exact: two columns of one
+// table never meet. A view without that step has one element of it.
 bool MayMeet(const Bytes& a, int a_axis, const Bytes& b, int b_axis, int64_t distance) {
   if (distance >= a.Extent(a_axis) || distance + b.Extent(b_axis) <= 0) return false;
-  if (a_axis == a.axes || b_axis == b.axes) return true;
-  const int64_t step = a.step[a_axis];
-  if (step != b.step[b_axis] || a.Extent(a_axis + 1) > step || b.Extent(b_axis + 1) > step) return true;
-  int64_t within = distance % step;
-  if (within < 0) within += step;
-  return MayMeet(a, a_axis + 1, b, b_axis + 1, within) || MayMeet(a, a_axis + 1, b, b_axis + 1, within - step);
+  const int64_t a_step = a_axis < a.axes ? a.step[a_axis] : 0, b_step = b_axis < b.axes ? b.step[b_axis] : 0;
+  const int64_t step = std::max(a_step, b_step);
+  if (step == 0) return true;
+  const int64_t a_size = a_step == step ? a.size[a_axis++] : 1, b_size = b_step == step ? b.size[b_axis++] : 1;
+  if (a.Extent(a_axis) > step || b.Extent(b_axis) > step) return true;
+  const int64_t apart = distance / step - (distance % step < 0);
+  for (const int64_t i : {apart, apart + 1})
+    if (i < a_size && -i < b_size && MayMeet(a, a_axis, b, b_axis, distance - i * step)) return true;
+  return false;
 }
 
 }  // namespace

@@ -39,7 +39,8 @@ int64_t Count(const ConstTensor& t);
 // "[2, 6, 1, 4]"
 std::string ShapeText(const ConstTensor& t);
 
-// Whether an element of `a` may share memory with one of `b`. False is certain; true can be wrong for views whose strides don't nest.
+// Whether an element of `a` may share memory with one of `b`. False is certain; true can be wrong only where strides don't nest: where a step of one
+// view is shorter than what either has inside it.
 bool MayOverlap(const ConstTensor& a, const ConstTensor& b);
 // Whether two elements of `t` may share memory, likewise.
 bool MayOverlapItself(const ConstTensor& t);

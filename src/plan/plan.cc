@@ -1,6 +1,7 @@
 #include "src/plan/plan.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <string>
 
 namespace tercet::plan {
@@ -23,7 +24,12 @@ int64_t LongestSequence(const contract::Layer& layer) {
   return longest;
 }
 
-std::string Mebibytes(double bytes) { return std::to_string(static_cast<int64_t>(bytes / (1 << 20)) + 1) + " MiB"; }
+// Bytes as digits, however many: the square of a number of tokens need not fit an integer.
+std::string Digits(double bytes) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.0f", bytes);
+  return text;
+}
 
 }  // namespace
 
@@ -62,9 +68,9 @@ Status Make(const Options& options, const contract::Layer& layer, const targets:
     const double side = static_cast<double>(plan->span), table = side * side * static_cast<double>(contract::SizeOf(layer.dtype));
     const auto limit = static_cast<double>(options.table_limit);
     if (table > limit)
-      return {StatusCode::kTableLimit, "the parallel form needs a table of " + std::to_string(plan->span) + " x " + std::to_string(plan->span) +
-                                           ", " + Mebibytes(table) + ", and table_limit is " + Mebibytes(limit - 1) +
-                                           ": raise it, or use the chunkwise form, which computes the same"};
+      return {StatusCode::kTableLimit, "table_limit is " + std::to_string(options.table_limit) + " bytes and must be at least " + Digits(table) +
+                                           " for the parallel form's table of " + std::to_string(plan->span) + " x " + std::to_string(plan->span) +
+                                           "; the chunkwise form computes the same with a small one"};
     plan->workers = std::min(plan->workers, std::max<int64_t>(1, static_cast<int64_t>(limit / std::max(table, 1.0))));
   }
 
@@ -82,7 +88,9 @@ Status Make(const Options& options, const contract::Layer& layer, const targets:
       static_cast<double>(layer.key_dim + plan->span) * static_cast<double>(plan->columns + layer.queries_per_state() * (layer.key_dim + panel));
   if (numbers > 0x1p50)
     return {StatusCode::kOutOfMemory,
-            "a chunk of " + std::to_string(plan->span) + " tokens would need more memory than there is; a smaller chunk needs less"};
+            "the call takes " + std::to_string(plan->span) + " tokens at a time with key_dim " + std::to_string(layer.key_dim) + " and value_dim " +
+                std::to_string(layer.value_dim) +
+                ", and these must be so small that the tables of them are at most 2^50 numbers; a smaller chunk takes fewer tokens at a time"};
   if (plan->jobs > 0) plan->bytes = plan->engine->bytes[f64][static_cast<size_t>(layer.rule)](plan->JobAt(layer, 0));
   return {};
 }
