@@ -5,7 +5,7 @@ set -euo pipefail
 
 declare -A packages=(
   [build]="g++ cmake ninja-build pkg-config libhwy-dev libtbb-dev libcli11-dev nlohmann-json3-dev libfmt-dev libzip-dev"
-  [test]="libgtest-dev"
+  [test]="libgtest-dev python3"
   [ci]="clang libclang-rt-dev clang-format"
   [bench]="libbenchmark-dev"
 )
