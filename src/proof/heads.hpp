@@ -1,5 +1,5 @@
-// From a checked call to what the reference forms take: one state head of one sequence, with dtypes, strides, head groups, feature maps and logarithms
-// resolved and the tokens that are not valid left out.
+// From a checked call to what the reference forms take: one state head of one sequence, with dtypes, strides, head groups, feature maps and
+// logarithms resolved and the tokens that are not valid left out.
 #ifndef TERCET_SRC_PROOF_HEADS_HPP_
 #define TERCET_SRC_PROOF_HEADS_HPP_
 
@@ -31,10 +31,17 @@ void MapFeatures(FeatureMap map, double eps, int64_t K, T* x) {
   const T norm = std::sqrt(squares);
   for (int64_t c = 0; c < K; ++c) {
     switch (map) {
-      case FeatureMap::kIdentity: break;
-      case FeatureMap::kEluPlusOne: x[c] = x[c] > 0 ? x[c] + 1 : std::exp(x[c]); break;
-      case FeatureMap::kRelu: x[c] = x[c] < 0 ? 0 : x[c]; break;
-      case FeatureMap::kL2Norm: x[c] /= norm; break;
+      case FeatureMap::kIdentity:
+        break;
+      case FeatureMap::kEluPlusOne:
+        x[c] = x[c] > 0 ? x[c] + 1 : std::exp(x[c]);
+        break;
+      case FeatureMap::kRelu:
+        x[c] = x[c] < 0 ? 0 : x[c];
+        break;
+      case FeatureMap::kL2Norm:
+        x[c] /= norm;
+        break;
     }
   }
 }

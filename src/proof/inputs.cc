@@ -99,11 +99,16 @@ double Owned::Get(int64_t i) const { return contract::ReadDouble(view(), i); }
 void Owned::Set(int64_t i, double value) {
   std::byte* at = bytes.data() + i * contract::SizeOf(dtype);
   switch (dtype) {
-    case Dtype::kF32: return Store<float>(value, at);
-    case Dtype::kF64: return Store<double>(value, at);
-    case Dtype::kI32: return Store<int32_t>(value, at);
-    case Dtype::kI64: return Store<int64_t>(value, at);
-    case Dtype::kBool: return Store<uint8_t>(value != 0 ? 1 : 0, at);
+    case Dtype::kF32:
+      return Store<float>(value, at);
+    case Dtype::kF64:
+      return Store<double>(value, at);
+    case Dtype::kI32:
+      return Store<int32_t>(value, at);
+    case Dtype::kI64:
+      return Store<int64_t>(value, at);
+    case Dtype::kBool:
+      return Store<uint8_t>(value != 0 ? 1 : 0, at);
   }
 }
 
@@ -154,6 +159,21 @@ OwnedInputs RandomInputs(const RandomSpec& spec) {
   if (axes.update == Update::kDelta) {
     Normalize(&in.k);
     in.beta = fill("beta", {B, T, gate_heads}, uniform);
+    if (spec.feature_map == FeatureMap::kEluPlusOne) {
+      // I - beta k k' must not stretch, so beta k'k stays below 1 for the largest k of any head: elu(x) + 1 is at most 1 + max(x, 0).
+      for (int64_t token = 0; token < B * T; ++token) {
+        double most = 1;
+        for (int64_t head = 0; head < k_heads; ++head) {
+          double squares = 0;
+          for (int64_t c = 0; c < K; ++c) {
+            const double bound = 1 + std::max(0.0, in.k.Get((token * k_heads + head) * K + c));
+            squares += bound * bound;
+          }
+          most = std::max(most, squares);
+        }
+        for (int64_t i = token * gate_heads; i < (token + 1) * gate_heads; ++i) in.beta.Set(i, in.beta.Get(i) / most);
+      }
+    }
   }
   if (axes.update == Update::kRankOne) {
     // D - a kappa kappa' is symmetric with eigenvalues from -1 to 1, so the state's norm grows by no more than what is written.
@@ -172,7 +192,8 @@ OwnedInputs RandomInputs(const RandomSpec& spec) {
   if (axes.update == Update::kAddReadBefore) in.bonus = fill("bonus", {gate_heads, K}, normal);
   if (spec.initial_state) {
     in.initial_state = fill("initial_state", {sequences, state_heads, K, V}, normal);
-    if (spec.normalize) in.initial_key_sum = fill("initial_key_sum", {sequences, state_heads, K}, [](Numbers& numbers) { return 0.5 + numbers.Uniform(); });
+    if (spec.normalize)
+      in.initial_key_sum = fill("initial_key_sum", {sequences, state_heads, K}, [](Numbers& numbers) { return 0.5 + numbers.Uniform(); });
   }
   if (!spec.offsets.empty()) {
     in.offsets = Owned::Zeros(Dtype::kI64, {sequences + 1});

@@ -37,15 +37,17 @@ struct RandomSpec {
   int64_t batch = 1, tokens = 96, key_dim = 32, value_dim = 32;
   int64_t heads = 2;
   std::optional<int64_t> q_heads, k_heads, v_heads, gate_heads;  // default: heads
-  bool normalize = false;           // then an initial key sum that is positive is made with the initial state
+  FeatureMap feature_map = FeatureMap::kIdentity;                // that the layer will have: the delta rules need a beta to suit it
+  bool normalize = false;                                        // then an initial key sum that is positive is made with the initial state
   bool initial_state = true;
-  std::vector<int64_t> offsets;     // packed sequences; empty: none
-  double valid_fraction = 1;        // below 1: a `valid` mask with so many true
+  std::vector<int64_t> offsets;  // packed sequences; empty: none
+  double valid_fraction = 1;     // below 1: a `valid` mask with so many true
   uint64_t seed = 1;
 };
 
 // Random inputs under which no rule's state grows without bound: q, v normal; k normal over sqrt(K), of unit norm for the delta rules; log_decay
-// between -2^-10 and -1, as likely in each power of two; beta in (0, 1); remove = -kappa, write = kappa a with kappa of unit norm and a in (0, 1).
+// between -2^-10 and -1, as likely in each power of two; beta in (0, 1), for elu_plus_one over a bound of the features' squares; remove = -kappa,
+// write = kappa a with kappa of unit norm and a in (0, 1).
 // Numbers are drawn in double and rounded to the dtype. The same spec gives the same numbers on every machine.
 OwnedInputs RandomInputs(const RandomSpec& spec);
 

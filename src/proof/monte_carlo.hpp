@@ -91,9 +91,8 @@ class MonteCarlo {
     const uint32_t* words = words_.Row(n);
     if constexpr (std::is_same_v<Working, float>) {
       // 29 random bits are added below the last bit of a float and cut off: they carry with the right chance.
-      constexpr uint64_t kBelow = (uint64_t{1} << 29) - 1;
       for (int64_t i = 0; i < n; ++i) {
-        const double z = std::bit_cast<double>((std::bit_cast<uint64_t>(x[i]) + (words[i] & kBelow)) & ~kBelow);
+        const double z = std::bit_cast<double>((std::bit_cast<uint64_t>(x[i]) + (words[i] & kBelowFloat)) & ~kBelowFloat);
         y[i] = static_cast<float>(std::abs(z) < std::numeric_limits<float>::min() ? 0.0 : z);
       }
     } else if constexpr (kHasX87) {
@@ -125,7 +124,31 @@ class MonteCarlo {
     for (int64_t i = 0; i < n; ++i) y[i] = static_cast<Wide>(x[i]) * (1 + static_cast<Wide>(static_cast<int32_t>(words[i])) * unit);
   }
 
+  // Rounds n sums on their way, in place and without regard for the range.
+  void Partial(Wide* x, int64_t n) {
+    const uint32_t* words = words_.Row(n);
+    if constexpr (std::is_same_v<Working, float>) {
+      for (int64_t i = 0; i < n; ++i) x[i] = std::bit_cast<double>((std::bit_cast<uint64_t>(x[i]) + (words[i] & kBelowFloat)) & ~kBelowFloat);
+    } else if constexpr (kHasX87) {
+      for (int64_t i = 0; i < n; ++i) {
+        uint64_t mantissa;
+        std::memcpy(&mantissa, x + i, 8);
+        const uint64_t sum = mantissa + (words[i] >> 21);
+        if (sum < mantissa) {
+          x[i] = RoundAtRandom<double>(x[i], words[i]);
+          continue;
+        }
+        mantissa = sum & ~uint64_t{0x7ff};
+        std::memcpy(x + i, &mantissa, 8);
+      }
+    } else {
+      for (int64_t i = 0; i < n; ++i) x[i] = RoundAtRandom<Working>(x[i], words[i]);
+    }
+  }
+
  private:
+  static constexpr uint64_t kBelowFloat = (uint64_t{1} << 29) - 1;  // the bits of a double below a float's last
+
   RandomWords words_;
 };
 

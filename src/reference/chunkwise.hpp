@@ -24,6 +24,7 @@ namespace tercet::reference {
 template <class T>
 Answer<T> Chunkwise(const Head<T>& h, int64_t C, Plant plant = Plant::kNone) {
   const int64_t K = h.K, V = h.V;
+  C = std::min(C, std::max<int64_t>(h.n, 1));
   const bool delta = h.update == Update::kDelta, rank_one = h.update == Update::kRankOne, reads_before = h.update == Update::kAddReadBefore;
   Answer<T> a;
   a.out.resize(h.G * h.n * V);

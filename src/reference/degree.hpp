@@ -23,7 +23,7 @@ class Degree {
   friend constexpr Degree operator+(Degree a, Degree b) { return Of(std::max(a.value_, b.value_)); }
   friend constexpr Degree operator-(Degree a, Degree b) { return a + b; }
   friend constexpr Degree operator*(Degree a, Degree b) { return a.value_ == kZero || b.value_ == kZero ? Degree() : Of(a.value_ + b.value_); }
-  friend constexpr Degree operator/(Degree a, Degree b) { return a * b; }
+  friend constexpr Degree operator/(Degree a, Degree b) { return Of(a.value() + b.value()); }
 
  private:
   static constexpr int64_t kZero = -1;

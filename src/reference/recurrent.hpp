@@ -28,10 +28,13 @@ struct Exact {
   void Round(const T* x, int64_t n, T* y) { std::copy(x, x + n, y); }
   // y = x, as factors of products that are themselves rounded.
   void Factors(const T* x, int64_t n, T* y) { std::copy(x, x + n, y); }
+  // x = x, sums over some of their terms.
+  void Partial(T* /*x*/, int64_t /*n*/) {}
 };
 
-template <class Rounding>
-Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored>& h, Rounding& rounding) {
+// `observe(t, S)` is shown the state after every token.
+template <class Rounding, class Observe>
+Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored>& h, Rounding& rounding, const Observe& observe) {
   using Stored = typename Rounding::Stored;
   using T = typename Rounding::Wide;
   const int64_t n = h.n, K = h.K, V = h.V;
@@ -66,11 +69,16 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
         } else {
           for (int64_t i = 0; i < V; ++i) o[i] = o[i] + q_c * T(S_c[i]);
         }
+        rounding.Partial(o, V);
       }
       rounding.Round(o, V, read.data());
       if (h.normalize) {
         T d = T(0);
-        for (int64_t c = 0; c < K; ++c) d = d + x[c] * (reads_before ? T(z[c]) + T(h.bonus[c]) * T(k[c]) : T(z[c]));
+        rounding.Factors(q, K, x.data());
+        for (int64_t c = 0; c < K; ++c) {
+          d = d + x[c] * (reads_before ? T(z[c]) + T(h.bonus[c]) * T(k[c]) : T(z[c]));
+          rounding.Partial(&d, 1);
+        }
         rounding.Round(&d, 1, divisor.data());
         for (int64_t i = 0; i < V; ++i) o[i] = divisor[0] == Stored(0) ? T(0) : T(read[i]) / T(divisor[0]);
       } else {
@@ -106,6 +114,7 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
         const T r_c = x[c];
         const Stored* S_c = S + c * V;
         for (int64_t i = 0; i < V; ++i) sum[i] = sum[i] + r_c * T(S_c[i]);
+        rounding.Partial(sum, V);
       }
       rounding.Round(sum, V, read.data());
       for (int64_t i = 0; i < V; ++i) p[i] = T(read[i]);
@@ -114,8 +123,9 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
     // S <- D S + w p' + k u'
     for (int64_t i = 0; i < V; ++i) u[i] = beta * T(v[i]);
     rounding.Factors(k, K, kx.data());
+    rounding.Factors(D, K, y.data());
     for (int64_t c = 0; c < K; ++c) {
-      const T D_c = T(D[c]), k_c = kx[c];
+      const T D_c = y[c], k_c = kx[c];
       T* s = row.data();
       Stored* S_c = S + c * V;
       if (removes) {
@@ -128,10 +138,11 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
     }
     // z <- D z + k
     if (h.normalize) {
-      for (int64_t c = 0; c < K; ++c) y[c] = T(D[c]) * T(z[c]) + T(k[c]);
+      for (int64_t c = 0; c < K; ++c) y[c] = y[c] * T(z[c]) + kx[c];
       rounding.Round(y.data(), K, z);
     }
     if (!reads_before) Read(t);
+    observe(t, static_cast<const Stored*>(S));
   }
   return a;
 }
@@ -139,7 +150,7 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
 template <class T>
 Answer<T> Recurrent(const Head<T>& h) {
   Exact<T> exact;
-  return Recurrent(h, exact);
+  return Recurrent(h, exact, [](int64_t, const T*) {});
 }
 
 }  // namespace tercet::reference

@@ -1,0 +1,417 @@
+#include "src/proof/judge.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "src/contract/tensor.hpp"
+#include "src/proof/heads.hpp"
+#include "src/proof/monte_carlo.hpp"
+#include "src/reference/recurrent.hpp"
+
+namespace tercet::proof {
+
+namespace {
+
+using reference::Answer;
+using reference::Head;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Pieces of work between two reports of progress, in numbers of the state that are updated: about a second.
+constexpr double kBatch = 1 << 28;
+// Numbers of the state that the noisy runs of a small layer may update beyond the draws asked for, some hundredths of a second, and the draws that
+// are enough: the spread of one number is known to a quarter from eight of them, and to a tenth from 64.
+constexpr double kCheap = 1 << 22;
+constexpr int kEnoughDraws = 64;
+// Bytes that the heads and answers in work at once may take.
+constexpr double kSlice = 1 << 28;
+
+enum Tensors { kOut, kState, kKeySum, kTensorCount };
+constexpr const char* kTensorNames[] = {"out", "final_state", "final_key_sum"};
+
+// How far numbers lie from the truth, over the ones that are finite in both.
+struct Difference {
+  long double squares = 0;
+  int64_t count = 0;
+  double largest = 0;
+  double masked = 0;     // the largest number in rows of out that belong to tokens that are not valid, where there must be zeros
+  bool differs = false;  // a number is finite in one and not in the other
+
+  // `most` is the largest number of the working precision: what is beyond it is not finite there.
+  void Add(long double truth, long double value, long double most) {
+    const bool finite = std::abs(truth) <= most;
+    if (!finite || !(std::abs(value) <= most)) {
+      differs |= finite != (std::abs(value) <= most);
+      return;
+    }
+    const long double d = value - truth;
+    squares += d * d;
+    largest = std::max(largest, static_cast<double>(std::abs(d)));
+    ++count;
+  }
+  long double MeanSquare() const { return count == 0 ? 0 : squares / static_cast<long double>(count); }
+};
+
+// The rounding that the recurrence does not show. A rule that removes what it finds corrects the state's rounding errors token by token; a form that
+// sums up a span and looks at the state only then can't, and carries them to its end as they are. What it sums up are three parts of S_t that may be
+// far larger than S_t: Z, what is left of the span's first state; X, of the writes k v'; and Y = S - Z - X, of what was removed. Each token rounds
+// each sum by half a unit in its last place at most. E, with E_t = D_t^2 E_{t-1} + X_t^2 + Y_t^2 + Z_t^2, times the square of that unit is then the
+// variance of the state's error, and sum_c q_c^2 E_c that of an output's. An error handed to the next span is corrected only in the course of it, so
+// E reaches back one span more.
+template <class T>
+class SpanNoise {
+ public:
+  SpanNoise(const Head<T>& h, int64_t span)
+      : h_(h), span_(span), Z_(h.S0.begin(), h.S0.end()), X_(h.K * h.V), own_(h.K * h.V), last_(h.K * h.V), row_(h.V), squares_(h.G) {}
+
+  // The state after token t.
+  void Add(int64_t t, const T* S) {
+    const int64_t K = h_.K, V = h_.V;
+    for (int64_t c = 0; c < K; ++c) {
+      const auto D = static_cast<double>(h_.D[t * K + c]);
+      // The delta rules write k u', whose u holds what is removed, in one sum: their X is part of Y.
+      const auto k = static_cast<double>(h_.update == Update::kRankOne ? h_.k[t * K + c] : T(0));
+      double *Z = Z_.data() + c * V, *X = X_.data() + c * V, *own = own_.data() + c * V, *last = last_.data() + c * V;
+      const T* S_c = S + c * V;
+      const T* v = h_.v.data() + t * V;
+      for (int64_t e = 0; e < V; ++e) {
+        Z[e] *= D;
+        X[e] = D * X[e] + k * static_cast<double>(v[e]);
+        const double Y = static_cast<double>(S_c[e]) - Z[e] - X[e];
+        own[e] = D * D * own[e] + 2 * (X[e] * X[e] + Y * Y + Z[e] * Z[e]);
+        last[e] *= D * D;
+      }
+    }
+    for (int64_t g = 0; g < h_.G; ++g) {
+      std::fill(row_.begin(), row_.end(), 0.0);
+      for (int64_t c = 0; c < K; ++c) {
+        const auto q = static_cast<double>(h_.scale * h_.q[(g * h_.n + t) * K + c]);
+        const double* own = own_.data() + c * V;
+        const double* last = last_.data() + c * V;
+        for (int64_t e = 0; e < V; ++e) row_[e] += q * q * (own[e] + last[e]);
+      }
+      for (const double square : row_) squares_[g] += square;
+    }
+    if ((t + 1) % span_ == 0 && t + 1 < h_.n) {
+      for (int64_t i = 0; i < K * V; ++i) Z_[i] = static_cast<double>(S[i]);
+      std::fill(X_.begin(), X_.end(), 0.0);
+      last_.swap(own_);
+      std::fill(own_.begin(), own_.end(), 0.0);
+    }
+  }
+
+  // Means over a part of the answer, in units of the square of half a unit in the last place of 1.
+  double MeanSquare(int64_t part) const {
+    if (part < h_.G) return squares_[part] / static_cast<double>(std::max<int64_t>(h_.n * h_.V, 1));
+    double sum = 0;
+    for (size_t i = 0; i < own_.size(); ++i) sum += own_[i] + last_[i];
+    return sum / static_cast<double>(own_.size());
+  }
+
+ private:
+  const Head<T>& h_;
+  const int64_t span_;
+  std::vector<double> Z_, X_, own_, last_;  // [K, V]; E of this span and what is left of the last one's
+  std::vector<double> row_;
+  std::vector<double> squares_;  // of out, summed up
+};
+
+// A state head of a sequence. Its answer is judged in parts, each a group of its own: out for each output head, the state, the key sum.
+template <class T>
+struct Unit {
+  int64_t sequence = 0, s = 0;
+  std::vector<int64_t> tokens;
+  Head<T> head;
+  Answer<T> truth;
+  std::vector<std::vector<long double>> drawn;  // [draws][parts], mean squares
+  std::vector<std::vector<double>> carried;     // [candidates][parts], likewise, of the candidate's span
+
+  int64_t parts() const { return head.G + (head.normalize ? 2 : 1); }
+};
+
+template <class T>
+struct Numbers {
+  const T* data;
+  int64_t count;
+};
+
+Tensors TensorOf(int64_t part, int64_t G) { return part < G ? kOut : part == G ? kState : kKeySum; }
+
+template <class T>
+Numbers<T> PartOf(const Answer<T>& answer, int64_t part, int64_t G) {
+  switch (TensorOf(part, G)) {
+    case kOut: {
+      const int64_t count = static_cast<int64_t>(answer.out.size()) / G;
+      return {answer.out.data() + part * count, count};
+    }
+    case kState:
+      return {answer.state.data(), static_cast<int64_t>(answer.state.size())};
+    default:
+      return {answer.z.data(), static_cast<int64_t>(answer.z.size())};
+  }
+}
+
+// What a group comes to.
+struct Group {
+  Tensors tensor;
+  std::vector<double> noise;            // for each candidate
+  double largest = 0;                   // of the truth
+  std::vector<Difference> differences;  // of each candidate
+};
+
+template <class W>
+class Judge {
+ public:
+  using T = Wider<W>;
+
+  Judge(const contract::Layer& layer, const std::vector<Candidate>& candidates, int draws, uint64_t seed)
+      : layer_(layer),
+        candidates_(candidates),
+        draws_(std::max(draws, static_cast<int>(std::min<double>(kEnoughDraws, kCheap / Updates(layer))))),
+        seed_(seed) {}
+
+  Status Run(const Workers& workers, const std::function<void(double)>& progress) {
+    const int64_t units = layer_.sequences * layer_.state_heads;
+    for (int64_t begin = 0; begin < units;) {
+      // A slice of units whose heads and answers fit in memory together, at least one.
+      std::vector<Unit<T>> slice;
+      double bytes = 0, updates = 0;
+      for (int64_t i = begin; i < units && (slice.empty() || bytes < kSlice); ++i) {
+        slice.emplace_back();
+        slice.back().sequence = i / layer_.state_heads;
+        slice.back().s = i % layer_.state_heads;
+        const contract::Sequence at = contract::SequenceAt(layer_, slice.back().sequence);
+        const double n = static_cast<double>(at.end - at.begin), K = static_cast<double>(layer_.key_dim), V = static_cast<double>(layer_.value_dim);
+        const double G = static_cast<double>(layer_.queries_per_state());
+        bytes += (n * ((G + 4) * K + (G + 1) * V) + K * V) * static_cast<double>(sizeof(T));
+        updates = std::max(updates, (n + 1) * K * V);
+      }
+      const auto count = static_cast<int64_t>(slice.size());
+      const auto batch = static_cast<int64_t>(kBatch / updates);
+      const auto told = [&](double pieces, int64_t of_piece) {
+        return [&, pieces, of_piece](int64_t ran) {
+          const double each = 1.0 / static_cast<double>(units * (draws_ + 2));
+          progress((static_cast<double>(begin * (draws_ + 2)) + static_cast<double>(of_piece * count) + static_cast<double>(ran) * pieces) * each);
+        };
+      };
+      if (Status status = workers.Run(
+              count, batch, [&](int64_t i) { Prepare(&slice[i]); }, told(1, 0));
+          !status.ok())
+        return status;
+      const auto draw = [&](int64_t i) { Draw(&slice[i / draws_], i % draws_); };
+      if (Status status = workers.Run(count * draws_, batch, draw, told(1, 1)); !status.ok()) return status;
+      std::vector<std::vector<Group>> groups(count);
+      if (Status status = workers.Run(
+              count, batch, [&](int64_t i) { groups[i] = Compare(slice[i]); }, told(1, draws_ + 1));
+          !status.ok())
+        return status;
+      for (std::vector<Group>& of_unit : groups) groups_.insert(groups_.end(), of_unit.begin(), of_unit.end());
+      begin += count;
+    }
+    return {};
+  }
+
+  std::vector<Judgement> Judgements() const {
+    std::array<double, kTensorCount> largest{};
+    for (const Group& group : groups_) largest[group.tensor] = std::max(largest[group.tensor], group.largest);
+    std::vector<Judgement> judgements;
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      Judgement judgement;
+      judgement.form = candidates_[i].form;
+      judgement.tensor = kTensorNames[kOut];
+      bool first = true;
+      for (const Group& group : groups_) {
+        const Difference& d = group.differences[i];
+        const double slack = candidates_[i].tolerance * largest[group.tensor];
+        const bool differs = d.differs || d.masked > slack;
+        if (d.count == 0 && !differs) continue;
+        const double noise = group.noise[i] + slack / kLimit;
+        const double distance = differs ? kInfinity : static_cast<double>(std::sqrt(d.MeanSquare()));
+        const double ratio = distance / noise;
+        judgement.largest = std::max(judgement.largest, differs ? kInfinity : d.largest);
+        if (!first && ratio <= judgement.ratio) continue;
+        first = false;
+        judgement.tensor = kTensorNames[group.tensor];
+        judgement.distance = distance;
+        judgement.noise = noise;
+        judgement.ratio = ratio;
+      }
+      judgement.same = judgement.ratio <= kLimit;
+      judgements.push_back(judgement);
+    }
+    return judgements;
+  }
+
+ private:
+  static constexpr long double kMost = std::numeric_limits<W>::max();
+
+  // Numbers of all states that one run updates, at least 1.
+  static double Updates(const contract::Layer& layer) {
+    return static_cast<double>(layer.batch * layer.tokens * layer.state_heads + 1) * static_cast<double>(layer.key_dim) *
+           static_cast<double>(layer.value_dim);
+  }
+
+  void Prepare(Unit<T>* unit) const {
+    unit->tokens = ValidTokens(layer_, contract::SequenceAt(layer_, unit->sequence));
+    unit->head = HeadOf<T>(layer_, unit->sequence, unit->tokens, unit->s);
+    unit->drawn.resize(draws_);
+    std::vector<SpanNoise<T>> spans;
+    const bool removes = layer_.axes.update == Update::kDelta || layer_.axes.update == Update::kRankOne;
+    for (const Candidate& candidate : candidates_)
+      if (removes && candidate.span > 1) spans.emplace_back(unit->head, candidate.span);
+    reference::Exact<T> exact;
+    unit->truth = reference::Recurrent(unit->head, exact, [&](int64_t t, const T* S) {
+      for (SpanNoise<T>& span : spans) span.Add(t, S);
+    });
+    auto span = spans.begin();
+    for (const Candidate& candidate : candidates_) {
+      unit->carried.emplace_back(unit->parts(), 0.0);
+      if (!removes || candidate.span <= 1) continue;
+      for (int64_t part = 0; part < unit->parts(); ++part) unit->carried.back()[part] = span->MeanSquare(part);
+      ++span;
+    }
+  }
+
+  // The head as the working precision can hold it: features, decay factors and the scale rounded at random, the inputs as they are. A decay that
+  // tokens or channels share is rounded once for all of them.
+  Head<W> Rounded(const Head<T>& h, MonteCarlo<W>* rounding) const {
+    Head<W> r;
+    r.update = h.update;
+    r.normalize = h.normalize;
+    r.n = h.n;
+    r.K = h.K;
+    r.V = h.V;
+    r.G = h.G;
+    rounding->Round(&h.scale, 1, &r.scale);
+    const auto rows = [&](const std::vector<T>& from, std::vector<W>* to) {
+      to->resize(from.size());
+      for (size_t i = 0; i < from.size(); i += h.K) rounding->Round(from.data() + i, h.K, to->data() + i);
+    };
+    const auto given = [](const std::vector<T>& from, std::vector<W>* to) {
+      to->reserve(from.size());
+      for (const T x : from) to->push_back(static_cast<W>(x));
+    };
+    rows(h.q, &r.q);
+    rows(h.k, &r.k);
+    if (layer_.axes.decay == Decay::kPerChannel) {
+      rows(h.D, &r.D);
+    } else {
+      W D = 1;
+      for (int64_t t = 0; t < h.n; ++t) {
+        if (t == 0 || layer_.axes.decay == Decay::kPerStep) rounding->Round(h.D.data() + t * h.K, 1, &D);
+        r.D.insert(r.D.end(), h.K, D);
+      }
+    }
+    given(h.v, &r.v);
+    given(h.beta, &r.beta);
+    given(h.remove, &r.remove);
+    given(h.write, &r.write);
+    given(h.bonus, &r.bonus);
+    given(h.S0, &r.S0);
+    given(h.z0, &r.z0);
+    return r;
+  }
+
+  void Draw(Unit<T>* unit, int64_t draw) const {
+    uint64_t seed = seed_;
+    for (const int64_t part : {draw, unit->sequence, unit->s}) seed = RandomWords::Mixed(seed + static_cast<uint64_t>(part) + 1);
+    MonteCarlo<W> rounding(seed);
+    const Answer<W> answer = reference::Recurrent(Rounded(unit->head, &rounding), rounding, [](int64_t, const W*) {});
+    for (int64_t part = 0; part < unit->parts(); ++part) {
+      const Numbers<T> truth = PartOf(unit->truth, part, unit->head.G);
+      const Numbers<W> drawn = PartOf(answer, part, unit->head.G);
+      Difference difference;
+      for (int64_t i = 0; i < truth.count; ++i) difference.Add(truth.data[i], drawn.data[i], kMost);
+      unit->drawn[draw].push_back(difference.MeanSquare());
+    }
+  }
+
+  std::vector<Group> Compare(const Unit<T>& unit) const {
+    std::vector<Group> groups;
+    for (int64_t part = 0; part < unit.parts(); ++part) {
+      Group group;
+      group.tensor = TensorOf(part, unit.head.G);
+      const Numbers<T> truth = PartOf(unit.truth, part, unit.head.G);
+      Difference size;  // from zero: how large the numbers are
+      for (int64_t i = 0; i < truth.count; ++i) size.Add(0, truth.data[i], kMost);
+      long double mean = 0;
+      for (const std::vector<long double>& draw : unit.drawn) mean += draw[part] / draws_;
+      // Rounding an answer once costs up to half a unit in its last place, however lucky the draws were.
+      const long double half_a_unit = std::numeric_limits<W>::epsilon() / 2;
+      const long double floor = std::sqrt(size.MeanSquare()) * half_a_unit;
+      group.largest = size.largest;
+      for (size_t i = 0; i < candidates_.size(); ++i) {
+        const long double carried = unit.carried[i][part] * half_a_unit * half_a_unit;
+        group.noise.push_back(static_cast<double>(std::max(std::sqrt(mean + carried), floor) + std::numeric_limits<W>::min()));
+        group.differences.push_back(DifferenceOf(candidates_[i], unit, part, truth));
+      }
+      groups.push_back(group);
+    }
+    return groups;
+  }
+
+  Difference DifferenceOf(const Candidate& candidate, const Unit<T>& unit, int64_t part, Numbers<T> truth) const {
+    const int64_t n = unit.head.n, V = unit.head.V, K = unit.head.K;
+    Difference difference;
+    const auto add = [&](const ConstTensor& t, T number, int64_t offset) { difference.Add(number, contract::ReadDouble(t, offset), kMost); };
+    switch (TensorOf(part, unit.head.G)) {
+      case kOut: {
+        const ConstTensor& t = candidate.out;
+        if (!t.given()) break;
+        const contract::Sequence at = contract::SequenceAt(layer_, unit.sequence);
+        int64_t i = 0;
+        for (int64_t token = at.begin; token < at.end; ++token) {
+          const bool valid = i < n && unit.tokens[i] == token;
+          for (int64_t e = 0; e < V; ++e) {
+            const int64_t offset = contract::Offset(t, at.batch, token, unit.s * unit.head.G + part, e);
+            if (valid) {
+              add(t, truth.data[i * V + e], offset);
+            } else {
+              const double masked = std::abs(contract::ReadDouble(t, offset));
+              difference.masked = std::isnan(masked) ? kInfinity : std::max(difference.masked, masked);
+            }
+          }
+          i += valid;
+        }
+        break;
+      }
+      case kState:
+        if (!candidate.final_state.given()) break;
+        for (int64_t c = 0; c < K; ++c)
+          for (int64_t e = 0; e < V; ++e)
+            add(candidate.final_state, truth.data[c * V + e], contract::Offset(candidate.final_state, unit.sequence, unit.s, c, e));
+        break;
+      default:
+        if (!candidate.final_key_sum.given()) break;
+        for (int64_t c = 0; c < K; ++c)
+          add(candidate.final_key_sum, truth.data[c], contract::Offset(candidate.final_key_sum, unit.sequence, unit.s, c));
+    }
+    return difference;
+  }
+
+  const contract::Layer& layer_;
+  const std::vector<Candidate>& candidates_;
+  const int draws_;
+  const uint64_t seed_;
+  std::vector<Group> groups_;
+};
+
+template <class W>
+Status JudgeIn(const contract::Layer& layer, const std::vector<Candidate>& candidates, int draws, uint64_t seed, const Workers& workers,
+               const std::function<void(double)>& progress, std::vector<Judgement>* judgements) {
+  Judge<W> judge(layer, candidates, draws, seed);
+  if (Status status = judge.Run(workers, progress); !status.ok()) return status;
+  *judgements = judge.Judgements();
+  return {};
+}
+
+}  // namespace
+
+Status JudgeCandidates(const contract::Layer& layer, const std::vector<Candidate>& candidates, int draws, uint64_t seed, const Workers& workers,
+                       const std::function<void(double)>& progress, std::vector<Judgement>* judgements) {
+  const auto judge = layer.dtype == Dtype::kF64 ? JudgeIn<double> : JudgeIn<float>;
+  return judge(layer, candidates, draws, seed, workers, progress, judgements);
+}
+
+}  // namespace tercet::proof
