@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The pages say what the code says: every block of C++ and CMake in the README and in docs/cpp.md stands word for word in a file that is compiled, and
-# docs/rules.md has every rule's name, equation and other names as its header has them. Usage: quotes_test.sh SOURCE_DIR
+# The pages say what the code says: every block of C++ and CMake in the README and in docs/cpp.md stands word for word in a file that is compiled; the
+# README's sample of the command is one from docs/cli.md, whose own test runs it; docs/rules.md has every rule's name, equation and other names as its
+# header has them. Usage: quotes_test.sh SOURCE_DIR
 set -euo pipefail
 cd "$1"
 
@@ -27,6 +28,17 @@ for block in "$blocks"/*; do
     failed=1
   fi
 done
+
+# Numbers that rounding may change are compared as #.
+numberless() { sed -E 's/[0-9]+/#/g'; }
+sample=$(awk '/^```console$/ { inside = 1; next } /^```/ { inside = 0 } inside && !/^ *\.\.\.$/ && NF' README.md)
+[[ -n "$sample" ]] || { echo "the README has no sample of the command"; failed=1; }
+while IFS= read -r line; do
+  if ! grep -qxF -e "$(numberless <<<"$line")" <(numberless <docs/cli.md); then
+    echo "the README's sample has a line that docs/cli.md has not: $line"
+    failed=1
+  fi
+done <<<"$sample"
 
 rules=0
 for header in src/rules/*.hpp; do
