@@ -445,7 +445,8 @@ class Help(CommandTest):
 
 class Page(CommandTest):
     def masked(self, text):
-        """What is the same on every machine: numbers, targets and versions are not."""
+        """What is the same on every machine: numbers, where the ratio is worst, targets and versions are not."""
+        text = re.sub(r"(out|final_state|final_key_sum) +(?=\d)", "# ", text)
         text = re.sub(r"(?m)^(cpu|target|targets|compiler|highway|onetbb) .*$", r"\1 #", text)
         text = re.sub(r"target \w+", "target #", text)
         return re.sub(r" +", " ", re.sub(r"-?\d[\d.e+-]*", "#", text))
