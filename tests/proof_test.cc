@@ -303,10 +303,35 @@ TEST(Verify, AgreesOnNanAndInf) {
     c.inputs = RandomInputs(c.spec);
     c.inputs.v.Set(2 * 5 * 20 + 3, NAN);
     c.inputs.v.Set(2 * 5 * 30 + 1, INFINITY);
+    c.inputs.k.Set(2 * 6 * 35 + 8, NAN);
     const Status status = Verify(c.options, c.inputs.view(), {}, &c.verdict);
     ASSERT_TRUE(status.ok()) << status.message;
     EXPECT_TRUE(c.verdict.same()) << c.Text();
-    EXPECT_TRUE(std::isfinite(c.verdict.judgements[0].largest));
+    for (const Judgement& judgement : c.verdict.judgements) {
+      EXPECT_TRUE(std::isfinite(judgement.largest));
+      EXPECT_GT(judgement.ratio, 0);  // the numbers before and beside them are judged all the same
+    }
+  });
+}
+
+// Decays that underflow, forget all and keep all: products below the normal range are zero in the library and in the noise.
+TEST(Verify, RaisesNoFalseAlarmUnderStrongDecay) {
+  ForEachRule([](const RuleInfo& info) {
+    if (info.log_decay_layout.empty()) return;
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kF64})
+      for (const int64_t chunk : {1, 16, 64, 70})
+        for (const bool keeps : {false, true}) {
+          Case c(info.rule, dtype, 70, 6, 5);
+          c.inputs = RandomInputs(c.spec);
+          const int64_t size = c.inputs.log_decay.size();
+          for (int64_t i = 0; i < size; ++i) c.inputs.log_decay.Set(i, keeps ? 0 : i % 3 == 0 ? -30 : -0.1);
+          if (size > 300) c.inputs.log_decay.Set(size / 2, -INFINITY);
+          c.options.attend.chunk = chunk;
+          const Status status = Verify(c.options, c.inputs.view(), {}, &c.verdict);
+          ASSERT_TRUE(status.ok()) << status.message;
+          EXPECT_TRUE(c.verdict.same()) << c.Text();
+          EXPECT_TRUE(std::isfinite(c.verdict.out.Get(0)));
+        }
   });
 }
 

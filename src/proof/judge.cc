@@ -8,6 +8,7 @@
 #include "src/contract/tensor.hpp"
 #include "src/proof/heads.hpp"
 #include "src/proof/monte_carlo.hpp"
+#include "src/proof/span_noise.hpp"
 #include "src/reference/recurrent.hpp"
 
 namespace tercet::proof {
@@ -18,7 +19,7 @@ using reference::Answer;
 using reference::Head;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// Pieces of work between two reports of progress, in numbers of the state that are updated: about a second.
+// Work of a thread between two reports of progress, in numbers of the state that are updated: a second or two.
 constexpr double kBatch = 1 << 28;
 // Numbers of the state that the noisy runs of a small layer may update beyond the draws asked for, some hundredths of a second, and the draws that
 // are enough: the spread of one number is known to a quarter from eight of them, and to a tenth from 64.
@@ -53,70 +54,6 @@ struct Difference {
   long double MeanSquare() const { return count == 0 ? 0 : squares / static_cast<long double>(count); }
 };
 
-// The rounding that the recurrence does not show. A rule that removes what it finds corrects the state's rounding errors token by token; a form that
-// sums up a span and looks at the state only then can't, and carries them to its end as they are. What it sums up are three parts of S_t that may be
-// far larger than S_t: Z, what is left of the span's first state; X, of the writes k v'; and Y = S - Z - X, of what was removed. Each token rounds
-// each sum by half a unit in its last place at most. E, with E_t = D_t^2 E_{t-1} + X_t^2 + Y_t^2 + Z_t^2, times the square of that unit is then the
-// variance of the state's error, and sum_c q_c^2 E_c that of an output's. An error handed to the next span is corrected only in the course of it, so
-// E reaches back one span more.
-template <class T>
-class SpanNoise {
- public:
-  SpanNoise(const Head<T>& h, int64_t span)
-      : h_(h), span_(span), Z_(h.S0.begin(), h.S0.end()), X_(h.K * h.V), own_(h.K * h.V), last_(h.K * h.V), row_(h.V), squares_(h.G) {}
-
-  // The state after token t.
-  void Add(int64_t t, const T* S) {
-    const int64_t K = h_.K, V = h_.V;
-    for (int64_t c = 0; c < K; ++c) {
-      const auto D = static_cast<double>(h_.D[t * K + c]);
-      // The delta rules write k u', whose u holds what is removed, in one sum: their X is part of Y.
-      const auto k = static_cast<double>(h_.update == Update::kRankOne ? h_.k[t * K + c] : T(0));
-      double *Z = Z_.data() + c * V, *X = X_.data() + c * V, *own = own_.data() + c * V, *last = last_.data() + c * V;
-      const T* S_c = S + c * V;
-      const T* v = h_.v.data() + t * V;
-      for (int64_t e = 0; e < V; ++e) {
-        Z[e] *= D;
-        X[e] = D * X[e] + k * static_cast<double>(v[e]);
-        const double Y = static_cast<double>(S_c[e]) - Z[e] - X[e];
-        own[e] = D * D * own[e] + 2 * (X[e] * X[e] + Y * Y + Z[e] * Z[e]);
-        last[e] *= D * D;
-      }
-    }
-    for (int64_t g = 0; g < h_.G; ++g) {
-      std::fill(row_.begin(), row_.end(), 0.0);
-      for (int64_t c = 0; c < K; ++c) {
-        const auto q = static_cast<double>(h_.scale * h_.q[(g * h_.n + t) * K + c]);
-        const double* own = own_.data() + c * V;
-        const double* last = last_.data() + c * V;
-        for (int64_t e = 0; e < V; ++e) row_[e] += q * q * (own[e] + last[e]);
-      }
-      for (const double square : row_) squares_[g] += square;
-    }
-    if ((t + 1) % span_ == 0 && t + 1 < h_.n) {
-      for (int64_t i = 0; i < K * V; ++i) Z_[i] = static_cast<double>(S[i]);
-      std::fill(X_.begin(), X_.end(), 0.0);
-      last_.swap(own_);
-      std::fill(own_.begin(), own_.end(), 0.0);
-    }
-  }
-
-  // Means over a part of the answer, in units of the square of half a unit in the last place of 1.
-  double MeanSquare(int64_t part) const {
-    if (part < h_.G) return squares_[part] / static_cast<double>(std::max<int64_t>(h_.n * h_.V, 1));
-    double sum = 0;
-    for (size_t i = 0; i < own_.size(); ++i) sum += own_[i] + last_[i];
-    return sum / static_cast<double>(own_.size());
-  }
-
- private:
-  const Head<T>& h_;
-  const int64_t span_;
-  std::vector<double> Z_, X_, own_, last_;  // [K, V]; E of this span and what is left of the last one's
-  std::vector<double> row_;
-  std::vector<double> squares_;  // of out, summed up
-};
-
 // A state head of a sequence. Its answer is judged in parts, each a group of its own: out for each output head, the state, the key sum.
 template <class T>
 struct Unit {
@@ -125,7 +62,7 @@ struct Unit {
   Head<T> head;
   Answer<T> truth;
   std::vector<std::vector<long double>> drawn;  // [draws][parts], mean squares
-  std::vector<std::vector<double>> carried;     // [candidates][parts], likewise, of the candidate's span
+  std::vector<std::vector<double>> carried;     // [candidates][parts], likewise, in squares of half a unit in the last place of 1
 
   int64_t parts() const { return head.G + (head.normalize ? 2 : 1); }
 };
@@ -189,21 +126,21 @@ class Judge {
       }
       const auto count = static_cast<int64_t>(slice.size());
       const auto batch = static_cast<int64_t>(kBatch / updates);
-      const auto told = [&](double pieces, int64_t of_piece) {
-        return [&, pieces, of_piece](int64_t ran) {
-          const double each = 1.0 / static_cast<double>(units * (draws_ + 2));
-          progress((static_cast<double>(begin * (draws_ + 2)) + static_cast<double>(of_piece * count) + static_cast<double>(ran) * pieces) * each);
+      // Of draws_ + 2 passes over every unit, `passes` are done for this slice and `ran` pieces of the next one.
+      const auto told = [&](int64_t passes) {
+        return [&, passes](int64_t ran) {
+          progress(static_cast<double>(begin * (draws_ + 2) + passes * count + ran) / static_cast<double>(units * (draws_ + 2)));
         };
       };
       if (Status status = workers.Run(
-              count, batch, [&](int64_t i) { Prepare(&slice[i]); }, told(1, 0));
+              count, batch, [&](int64_t i) { Prepare(&slice[i]); }, told(0));
           !status.ok())
         return status;
       const auto draw = [&](int64_t i) { Draw(&slice[i / draws_], i % draws_); };
-      if (Status status = workers.Run(count * draws_, batch, draw, told(1, 1)); !status.ok()) return status;
+      if (Status status = workers.Run(count * draws_, batch, draw, told(1)); !status.ok()) return status;
       std::vector<std::vector<Group>> groups(count);
       if (Status status = workers.Run(
-              count, batch, [&](int64_t i) { groups[i] = Compare(slice[i]); }, told(1, draws_ + 1));
+              count, batch, [&](int64_t i) { groups[i] = Compare(slice[i]); }, told(draws_ + 1));
           !status.ok())
         return status;
       for (std::vector<Group>& of_unit : groups) groups_.insert(groups_.end(), of_unit.begin(), of_unit.end());
@@ -228,7 +165,7 @@ class Judge {
         if (d.count == 0 && !differs) continue;
         const double noise = group.noise[i] + slack / kLimit;
         const double distance = differs ? kInfinity : static_cast<double>(std::sqrt(d.MeanSquare()));
-        const double ratio = distance / noise;
+        const double quotient = distance / noise, ratio = std::isnan(quotient) ? kInfinity : quotient;
         judgement.largest = std::max(judgement.largest, differs ? kInfinity : d.largest);
         if (!first && ratio <= judgement.ratio) continue;
         first = false;
@@ -268,7 +205,8 @@ class Judge {
     for (const Candidate& candidate : candidates_) {
       unit->carried.emplace_back(unit->parts(), 0.0);
       if (!removes || candidate.span <= 1) continue;
-      for (int64_t part = 0; part < unit->parts(); ++part) unit->carried.back()[part] = span->MeanSquare(part);
+      for (int64_t g = 0; g < unit->head.G; ++g) unit->carried.back()[g] = span->OfOut(g);
+      unit->carried.back()[unit->head.G] = span->OfState();
       ++span;
     }
   }

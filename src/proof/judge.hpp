@@ -14,7 +14,7 @@
 namespace tercet::proof {
 
 // The multiple of the noise within which an answer is that of the same function. docs/proof.md has the sweep it comes from.
-inline constexpr double kLimit = 5;
+inline constexpr double kLimit = 6;
 
 // One form's answers, or somebody else's. Each tensor may be missing.
 struct Candidate {

@@ -58,13 +58,17 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
     for (int64_t g = 0; g < h.G; ++g) {
       const Stored* q = h.q.data() + (g * n + t) * K;
       rounding.Factors(q, K, x.data());
+      if (reads_before) {
+        rounding.Factors(k, K, kx.data());
+        rounding.Factors(h.bonus.data(), K, y.data());
+      }
       std::fill(row.begin(), row.end(), T(0));
       T* o = row.data();
       for (int64_t c = 0; c < K; ++c) {
         const T q_c = x[c];
         const Stored* S_c = S + c * V;
         if (reads_before) {
-          const T b_c = T(h.bonus[c]) * T(k[c]);
+          const T b_c = kx[c] * y[c];
           for (int64_t i = 0; i < V; ++i) o[i] = o[i] + q_c * (T(S_c[i]) + b_c * T(v[i]));
         } else {
           for (int64_t i = 0; i < V; ++i) o[i] = o[i] + q_c * T(S_c[i]);
@@ -75,8 +79,9 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
       if (h.normalize) {
         T d = T(0);
         rounding.Factors(q, K, x.data());
+        if (reads_before) rounding.Factors(k, K, kx.data());
         for (int64_t c = 0; c < K; ++c) {
-          d = d + x[c] * (reads_before ? T(z[c]) + T(h.bonus[c]) * T(k[c]) : T(z[c]));
+          d = d + x[c] * (reads_before ? T(z[c]) + kx[c] * y[c] : T(z[c]));
           rounding.Partial(&d, 1);
         }
         rounding.Round(&d, 1, divisor.data());
