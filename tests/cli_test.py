@@ -252,6 +252,7 @@ class SixTokens(CommandTest):
         self.assertIn("An error is planted", text)
         self.assertRegex(text, r"chunkwise \(chunks of 4, the last of 2\) = recurrent.* False\n")
         self.assertRegex(text, r"parallel and recurrent are the same +True\n")
+        self.assertRegex(text, r"all three are within 1e-12 of the golden answer.* False\n")
         self.assertRegex(text, r"are the same function +False\n\Z")
         verdict = self.json("verify", "--plant", "mask", "--plant-in", "algebra", expect=1)
         self.assertTrue(all(line["value"] for line in verdict["lines"]))
