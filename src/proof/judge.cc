@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -213,7 +214,7 @@ class Judge {
 
   // The head as the working precision can hold it: features, decay factors and the scale rounded at random, the inputs as they are. A decay that
   // tokens or channels share is rounded once for all of them.
-  Head<W> Rounded(const Head<T>& h, MonteCarlo<W>* rounding) const {
+  Head<W> Rounded(const Head<T>& h, uint64_t seed, MonteCarlo<W>* rounding) const {
     Head<W> r;
     r.update = h.update;
     r.normalize = h.normalize;
@@ -232,14 +233,11 @@ class Judge {
     };
     rows(h.q, &r.q);
     rows(h.k, &r.k);
-    if (layer_.axes.decay == Decay::kPerChannel) {
-      rows(h.D, &r.D);
-    } else {
-      W D = 1;
-      for (int64_t t = 0; t < h.n; ++t) {
-        if (t == 0 || layer_.axes.decay == Decay::kPerStep) rounding->Round(h.D.data() + t * h.K, 1, &D);
-        r.D.insert(r.D.end(), h.K, D);
-      }
+    // A decay is rounded by its value: tokens and channels that decay alike, a constant decay above all, share one error, as they do in any form.
+    r.D.reserve(h.D.size());
+    for (const T D : h.D) {
+      const auto bits = std::bit_cast<uint64_t>(static_cast<double>(D));
+      r.D.push_back(RoundAtRandom<W>(D, static_cast<uint32_t>(RandomWords::Mixed(seed ^ RandomWords::Mixed(bits)) >> 32)));
     }
     given(h.v, &r.v);
     given(h.beta, &r.beta);
@@ -255,7 +253,7 @@ class Judge {
     uint64_t seed = seed_;
     for (const int64_t part : {draw, unit->sequence, unit->s}) seed = RandomWords::Mixed(seed + static_cast<uint64_t>(part) + 1);
     MonteCarlo<W> rounding(seed);
-    const Answer<W> answer = reference::Recurrent(Rounded(unit->head, &rounding), rounding, [](int64_t, const W*) {});
+    const Answer<W> answer = reference::Recurrent(Rounded(unit->head, seed, &rounding), rounding, [](int64_t, const W*) {});
     for (int64_t part = 0; part < unit->parts(); ++part) {
       const Numbers<T> truth = PartOf(unit->truth, part, unit->head.G);
       const Numbers<W> drawn = PartOf(answer, part, unit->head.G);
