@@ -335,6 +335,22 @@ TEST(Verify, RaisesNoFalseAlarmUnderStrongDecay) {
   });
 }
 
+// Gates that are the same at every token: exp of them errs the same way every time, and the error of the product grows with the tokens, not their root.
+TEST(Verify, RaisesNoFalseAlarmUnderAConstantGate) {
+  ForEachRule([](const RuleInfo& info) {
+    if (info.log_decay_layout.empty()) return;
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kF64})
+      for (const double log_decay : {-1e-4, -3.3e-4, -2e-3}) {
+        Case c(info.rule, dtype, 2000, 4, 3);
+        c.inputs = RandomInputs(c.spec);
+        for (int64_t i = 0; i < c.inputs.log_decay.size(); ++i) c.inputs.log_decay.Set(i, log_decay);
+        const Status status = Verify(c.options, c.inputs.view(), {}, &c.verdict);
+        ASSERT_TRUE(status.ok()) << status.message;
+        EXPECT_TRUE(c.verdict.same()) << log_decay << ": " << c.Text();
+      }
+  });
+}
+
 TEST(Verify, SeesEveryPlantedErrorInEachHalfAlone) {
   for (const Plant plant : {Plant::kDecay, Plant::kScale, Plant::kMask})
     ForEachRule([&](const RuleInfo& info) {
