@@ -335,7 +335,8 @@ TEST(Verify, RaisesNoFalseAlarmUnderStrongDecay) {
   });
 }
 
-// Gates that are the same at every token: exp of them errs the same way every time, and the error of the product grows with the tokens, not their root.
+// Gates that are the same at every token: exp of them errs the same way every time, and the error of the product grows with the tokens, not their
+// root.
 TEST(Verify, RaisesNoFalseAlarmUnderAConstantGate) {
   ForEachRule([](const RuleInfo& info) {
     if (info.log_decay_layout.empty()) return;

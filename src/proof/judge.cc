@@ -233,11 +233,14 @@ class Judge {
     };
     rows(h.q, &r.q);
     rows(h.k, &r.k);
-    // A decay is rounded by its value: tokens and channels that decay alike, a constant decay above all, share one error, as they do in any form.
+    // A decay is rounded by its value: tokens and channels that decay alike share one error, as they do in any form. It is rounded twice, for so is
+    // every product of factors that it goes into, likewise: once within half a unit of 1, and once to the working precision. 1 and 0 are exact in
+    // both.
     r.D.reserve(h.D.size());
     for (const T D : h.D) {
-      const auto bits = std::bit_cast<uint64_t>(static_cast<double>(D));
-      r.D.push_back(RoundAtRandom<W>(D, static_cast<uint32_t>(RandomWords::Mixed(seed ^ RandomWords::Mixed(bits)) >> 32)));
+      const uint64_t words = RandomWords::Mixed(seed ^ RandomWords::Mixed(std::bit_cast<uint64_t>(static_cast<double>(D))));
+      const T shift = (static_cast<T>(words & 0xffffffff) * T(0x1p-32) - T(0.5)) * std::numeric_limits<W>::epsilon();
+      r.D.push_back(RoundAtRandom<W>(D == 1 ? D : D + D * shift, static_cast<uint32_t>(words >> 32)));
     }
     given(h.v, &r.v);
     given(h.beta, &r.beta);
