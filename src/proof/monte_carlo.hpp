@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace tercet::proof {
@@ -144,6 +146,15 @@ class MonteCarlo {
     } else {
       for (int64_t i = 0; i < n; ++i) x[i] = RoundAtRandom<Working>(x[i], words[i]);
     }
+  }
+
+  // A random order of the channels, one for the whole run: in which order a sum is taken decides how large it is on its way.
+  std::vector<int64_t> Order(int64_t K) {
+    std::vector<int64_t> order(K);
+    std::iota(order.begin(), order.end(), int64_t{0});
+    const uint32_t* words = words_.Row(K);
+    for (int64_t i = K - 1; i > 0; --i) std::swap(order[i], order[words[i] % static_cast<uint32_t>(i + 1)]);
+    return order;
   }
 
  private:

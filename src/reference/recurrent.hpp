@@ -8,12 +8,14 @@
 //   rwkv6        o_t = scale (S_{t-1} + diag(bonus) k_t v_t')' q_t
 //   normalised   z_t = D_t z_{t-1} + k_t   o_t = S_t' q_t / (z_t' q_t), with rwkv6's change to both; a zero row where the denominator is zero
 //
-// A policy says what is rounded on the way. `Exact` rounds nothing; src/proof/monte_carlo.hpp rounds at random.
+// A policy says what is rounded on the way, and in what order sums over channels are taken. `Exact` rounds nothing; src/proof/monte_carlo.hpp rounds
+// at random.
 #ifndef TERCET_SRC_REFERENCE_RECURRENT_HPP_
 #define TERCET_SRC_REFERENCE_RECURRENT_HPP_
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "src/reference/head.hpp"
@@ -26,10 +28,16 @@ struct Exact {
   using Wide = T;    // of the arithmetic
   // y = x, rounded to what can be stored.
   void Round(const T* x, int64_t n, T* y) { std::copy(x, x + n, y); }
-  // y = x, as factors of products that are themselves rounded.
-  void Factors(const T* x, int64_t n, T* y) { std::copy(x, x + n, y); }
-  // x = x, sums over some of their terms.
+  // x = x, sums over some of their terms, rounded likewise.
   void Partial(T* /*x*/, int64_t /*n*/) {}
+  // y = x, as factors of products that are rounded.
+  void Factors(const T* x, int64_t n, T* y) { std::copy(x, x + n, y); }
+  // The channels 0 ... K - 1.
+  std::vector<int64_t> Order(int64_t K) {
+    std::vector<int64_t> order(K);
+    std::iota(order.begin(), order.end(), int64_t{0});
+    return order;
+  }
 };
 
 // `observe(t, S)` is shown the state after every token.
@@ -50,6 +58,7 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
 
   std::vector<T> row(std::max(K, V)), x(K), y(K), p(V), u(V), kx(K), wx(K);
   std::vector<Stored> read(V), divisor(1);
+  const std::vector<int64_t> order = rounding.Order(K);
 
   // out = scale M' q, with M = S, or the state before the write and the bonus in the write's place.
   const auto Read = [&](int64_t t) {
@@ -64,7 +73,7 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
       }
       std::fill(row.begin(), row.end(), T(0));
       T* o = row.data();
-      for (int64_t c = 0; c < K; ++c) {
+      for (const int64_t c : order) {
         const T q_c = x[c];
         const Stored* S_c = S + c * V;
         if (reads_before) {
@@ -80,7 +89,7 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
         T d = T(0);
         rounding.Factors(q, K, x.data());
         if (reads_before) rounding.Factors(k, K, kx.data());
-        for (int64_t c = 0; c < K; ++c) {
+        for (const int64_t c : order) {
           d = d + x[c] * (reads_before ? T(z[c]) + kx[c] * y[c] : T(z[c]));
           rounding.Partial(&d, 1);
         }
@@ -115,7 +124,7 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
       }
       std::fill(row.begin(), row.end(), T(0));
       T* sum = row.data();
-      for (int64_t c = 0; c < K; ++c) {
+      for (const int64_t c : order) {
         const T r_c = x[c];
         const Stored* S_c = S + c * V;
         for (int64_t i = 0; i < V; ++i) sum[i] = sum[i] + r_c * T(S_c[i]);
