@@ -20,6 +20,17 @@ struct Free {
   void operator()(std::byte* memory) const { std::free(memory); }
 };
 
+// A status whose sentence is left out where there is no memory for it.
+Status Say(StatusCode code, const char* sentence) {
+  Status status;
+  status.code = code;
+  try {
+    status.message = sentence;
+  } catch (...) {
+  }
+  return status;
+}
+
 Status Run(const Options& options, const contract::Layer& layer, Executor& executor, const plan::Plan& plan) {
   // All memory before the first write: a call that is refused has changed nothing.
   const int64_t each = (plan.bytes + forms::Arena::kAlignment - 1) / forms::Arena::kAlignment * forms::Arena::kAlignment + forms::Arena::kAlignment;
@@ -39,10 +50,14 @@ Status Run(const Options& options, const contract::Layer& layer, Executor& execu
       run(job);
     }
   };
-  if (plan.workers == 1)
-    work(0);
-  else
-    executor.ParallelFor(plan.workers, work);
+  try {
+    if (plan.workers == 1)
+      work(0);
+    else
+      executor.ParallelFor(plan.workers, work);
+  } catch (...) {
+    return Say(StatusCode::kInternal, "the executor threw an exception, so the outputs are not complete");
+  }
   if (next.load() < plan.jobs)
     return {StatusCode::kInternal, "the executor returned before it had run every piece of the call, so the outputs are not complete"};
   return {};
@@ -52,19 +67,25 @@ Status Run(const Options& options, const contract::Layer& layer, Executor& execu
 
 Status Attend(const Options& options, const Inputs& inputs, const Outputs& outputs) {
   try {
-    contract::Layer layer;
-    if (Status status = contract::Validate(options, inputs, &outputs, &layer); !status.ok()) return status;
-    const targets::Target* target = nullptr;
-    if (Status status = targets::Choose(options.target, &target); !status.ok()) return status;
     Executor& executor = options.executor != nullptr ? *options.executor : DefaultExecutor();
+    const int concurrency = executor.Concurrency();
+    contract::Layer layer;
     plan::Plan plan;
-    if (Status status = plan::Make(options, layer, *target, executor.Concurrency(), &plan); !status.ok()) return status;
+    {
+      // What is computed here must not depend on the caller's mode either, nor spring its traps. The executor runs outside: its threads might keep
+      // it.
+      const FloatingMode mode;
+      if (Status status = contract::Validate(options, inputs, &outputs, &layer); !status.ok()) return status;
+      const targets::Target* target = nullptr;
+      if (Status status = targets::Choose(options.target, &target); !status.ok()) return status;
+      if (Status status = plan::Make(options, layer, *target, concurrency, &plan); !status.ok()) return status;
+    }
     if (plan.jobs == 0) return {};
     return Run(options, layer, executor, plan);
   } catch (const std::bad_alloc&) {
-    return {StatusCode::kOutOfMemory, "out of memory"};  // short enough to need no memory
+    return Say(StatusCode::kOutOfMemory, "the call ran out of memory before it computed anything; a smaller chunk or fewer threads need less");
   } catch (...) {
-    return {StatusCode::kInternal, "unknown fault"};
+    return Say(StatusCode::kInternal, "an unknown exception ended the call before it computed anything");
   }
 }
 

@@ -109,7 +109,8 @@ auto View(T* data, std::initializer_list<int64_t> shape) {
   int64_t stride = 1;
   for (int axis = view.rank - 1; axis >= 0; --axis) {
     view.strides[static_cast<size_t>(axis)] = stride;
-    stride *= view.shape[static_cast<size_t>(axis)];
+    // Sizes that nothing can have wrap around here, and the call refuses them.
+    stride = static_cast<int64_t>(static_cast<uint64_t>(stride) * static_cast<uint64_t>(view.shape[static_cast<size_t>(axis)]));
   }
   return view;
 }

@@ -106,14 +106,20 @@ HWY_INLINE T Sum(int64_t n, const T* a) {
   return SumLanes<T>(n, [=](int64_t i) HWY_ATTR { return hn::Load(d, a + i); });
 }
 
-// exp(x) for x <= 0 in place. NaN stays NaN, and -inf gives 0.
+// exp(x) for x <= 0. NaN stays NaN. Highway's exp is 0 from -104 on (f64: -1000), and it converts x to an integer, which has no place for NaN and
+// -inf.
+template <class T>
+HWY_INLINE Vector<T> ExpOfNonPositive(Vector<T> x) {
+  const Tag<T> d;
+  const auto nan = hn::IsNaN(x);
+  const auto within = hn::Max(hn::IfThenZeroElse(nan, x), hn::Set(d, static_cast<T>(sizeof(T) == 4 ? -128 : -1024)));
+  return hn::IfThenElse(nan, x, hn::Exp(d, within));
+}
+
 template <class T>
 HWY_INLINE void ExpRow(int64_t n, T* row) {
   const Tag<T> d;
-  for (int64_t i = 0; i < n; i += Lanes<T>()) {
-    const auto x = hn::Load(d, row + i);
-    hn::Store(hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x)), d, row + i);
-  }
+  for (int64_t i = 0; i < n; i += Lanes<T>()) hn::Store(ExpOfNonPositive<T>(hn::Load(d, row + i)), d, row + i);
 }
 
 // x -> elu(x) + 1, which is exp(x) up to 0 and x + 1 above.
@@ -124,7 +130,7 @@ HWY_INLINE void EluPlusOneRow(int64_t n, T* row) {
   for (int64_t i = 0; i < n; i += Lanes<T>()) {
     const auto x = hn::Load(d, row + i);
     const auto above = hn::Add(x, hn::Set(d, T{1}));
-    hn::Store(hn::IfThenElse(hn::Le(x, zero), hn::Exp(d, hn::Min(x, zero)), above), d, row + i);
+    hn::Store(hn::IfThenElse(hn::Le(x, zero), ExpOfNonPositive<T>(hn::Min(x, zero)), above), d, row + i);
   }
 }
 

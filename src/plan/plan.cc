@@ -48,6 +48,7 @@ forms::Job Plan::JobAt(const contract::Layer& layer, int64_t i) const {
 
 Status Make(const Options& options, const contract::Layer& layer, const targets::Target& target, int concurrency, Plan* plan) {
   const int64_t longest = LongestSequence(layer);
+  if (longest == 0 && !layer.out.final_state.given() && !layer.out.final_key_sum.given()) return {};  // nothing to write, however many heads
   const bool f64 = layer.dtype == Dtype::kF64;
   // A chunk of a few tokens costs more in tables than the recurrence in passes over the state.
   const Form form = options.form != Form::kAutomatic ? options.form : longest < 16 ? Form::kRecurrent : Form::kChunkwise;
@@ -76,7 +77,9 @@ Status Make(const Options& options, const contract::Layer& layer, const targets:
 
   // Whole heads where there are enough of them; else their value columns are shared out, by panels.
   const int64_t panel = plan->engine->panel[f64], panels = (layer.value_dim + panel - 1) / panel;
-  const int64_t wanted = heads == 0 ? 1 : std::min(panels, (plan->workers + heads - 1) / heads);
+  // A key sum written over its initial one is read by every job of a head: then there is one.
+  const bool over = layer.out.final_key_sum.given() && layer.out.final_key_sum.data == layer.in.initial_key_sum.data;
+  const int64_t wanted = heads == 0 || over ? 1 : std::min(panels, (plan->workers + heads - 1) / heads);
   const int64_t panels_a_job = (panels + wanted - 1) / wanted;
   plan->columns = std::min(layer.value_dim, panels_a_job * panel);
   plan->cuts = (panels + panels_a_job - 1) / panels_a_job;
