@@ -56,7 +56,7 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
   Stored* S = a.state.data();
   Stored* z = a.z.data();
 
-  std::vector<T> row(std::max(K, V)), x(K), y(K), p(V), u(V), kx(K), wx(K);
+  std::vector<T> row(std::max(K, V)), x(K), p(V), u(V), kx(K), wx(K), bx(K), Dx(K);
   std::vector<Stored> read(V), divisor(1);
   const std::vector<int64_t> order = rounding.Order(K);
 
@@ -69,7 +69,7 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
       rounding.Factors(q, K, x.data());
       if (reads_before) {
         rounding.Factors(k, K, kx.data());
-        rounding.Factors(h.bonus.data(), K, y.data());
+        rounding.Factors(h.bonus.data(), K, bx.data());
       }
       std::fill(row.begin(), row.end(), T(0));
       T* o = row.data();
@@ -77,7 +77,7 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
         const T q_c = x[c];
         const Stored* S_c = S + c * V;
         if (reads_before) {
-          const T b_c = kx[c] * y[c];
+          const T b_c = kx[c] * bx[c];
           for (int64_t i = 0; i < V; ++i) o[i] = o[i] + q_c * (T(S_c[i]) + b_c * T(v[i]));
         } else {
           for (int64_t i = 0; i < V; ++i) o[i] = o[i] + q_c * T(S_c[i]);
@@ -90,7 +90,7 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
         rounding.Factors(q, K, x.data());
         if (reads_before) rounding.Factors(k, K, kx.data());
         for (const int64_t c : order) {
-          d = d + x[c] * (reads_before ? T(z[c]) + kx[c] * y[c] : T(z[c]));
+          d = d + x[c] * (reads_before ? T(z[c]) + kx[c] * bx[c] : T(z[c]));
           rounding.Partial(&d, 1);
         }
         rounding.Round(&d, 1, divisor.data());
@@ -137,9 +137,9 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
     // S <- D S + w p' + k u'
     for (int64_t i = 0; i < V; ++i) u[i] = beta * T(v[i]);
     rounding.Factors(k, K, kx.data());
-    rounding.Factors(D, K, y.data());
+    rounding.Factors(D, K, Dx.data());
     for (int64_t c = 0; c < K; ++c) {
-      const T D_c = y[c], k_c = kx[c];
+      const T D_c = Dx[c], k_c = kx[c];
       T* s = row.data();
       Stored* S_c = S + c * V;
       if (removes) {
@@ -152,8 +152,8 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
     }
     // z <- D z + k
     if (h.normalize) {
-      for (int64_t c = 0; c < K; ++c) y[c] = y[c] * T(z[c]) + kx[c];
-      rounding.Round(y.data(), K, z);
+      for (int64_t c = 0; c < K; ++c) row[c] = Dx[c] * T(z[c]) + kx[c];
+      rounding.Round(row.data(), K, z);
     }
     if (!reads_before) Read(t);
     observe(t, static_cast<const Stored*>(S));
