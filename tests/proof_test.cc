@@ -352,6 +352,18 @@ TEST(Verify, RaisesNoFalseAlarmUnderAConstantGate) {
   });
 }
 
+// A delta rule whose keys stretch the state until f32 has no number for it. What is beyond the range must not make the noise of the rest so large
+// that anything would pass.
+TEST(Verify, KeepsItsNoiseWhereAStateOverflows) {
+  Case c(Rule::kDelta, Dtype::kF32, 96, 32, 8);
+  c.inputs = RandomInputs(c.spec);
+  c.options.attend.feature_map = FeatureMap::kEluPlusOne;
+  const Status status = Verify(c.options, c.inputs.view(), {}, &c.verdict);
+  ASSERT_TRUE(status.ok()) << status.message;
+  ASSERT_FALSE(std::isfinite(c.verdict.final_state.Get(0)));
+  for (const Judgement& judgement : c.verdict.judgements) EXPECT_GT(judgement.ratio, 0.01) << c.Text();
+}
+
 TEST(Verify, SeesEveryPlantedErrorInEachHalfAlone) {
   for (const Plant plant : {Plant::kDecay, Plant::kScale, Plant::kMask})
     ForEachRule([&](const RuleInfo& info) {

@@ -197,7 +197,7 @@ class Judge {
     std::vector<SpanNoise<T>> spans;
     const bool removes = layer_.axes.update == Update::kDelta || layer_.axes.update == Update::kRankOne;
     for (const Candidate& candidate : candidates_)
-      if (removes && candidate.span > 1) spans.emplace_back(unit->head, candidate.span);
+      if (removes && candidate.span > 1) spans.emplace_back(unit->head, candidate.span, std::numeric_limits<W>::max());
     reference::Exact<T> exact;
     unit->truth = reference::Recurrent(unit->head, exact, [&](int64_t t, const T* S) {
       for (SpanNoise<T>& span : spans) span.Add(t, S);

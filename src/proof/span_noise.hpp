@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "src/reference/head.hpp"
@@ -24,8 +25,8 @@ namespace tercet::proof {
 template <class T>
 class SpanNoise {
  public:
-  SpanNoise(const reference::Head<T>& h, int64_t span)
-      : h_(h), span_(span), Z_(h.S0.begin(), h.S0.end()), X_(h.K * h.V), own_(h.K * h.V), last_(h.K * h.V), row_(h.V), out_(h.G) {}
+  SpanNoise(const reference::Head<T>& h, int64_t span, double most)
+      : h_(h), span_(span), most_(most), Z_(h.S0.begin(), h.S0.end()), X_(h.K * h.V), own_(h.K * h.V), last_(h.K * h.V), row_(h.V), out_(h.G) {}
 
   // To be shown the state after every token.
   void Add(int64_t t, const T* S) {
@@ -40,8 +41,9 @@ class SpanNoise {
       for (int64_t e = 0; e < V; ++e) {
         Z[e] *= D;
         X[e] = D * X[e] + k * static_cast<double>(v[e]);
-        const double Y = static_cast<double>(S_c[e]) - Z[e] - X[e];
-        own[e] = D * D * own[e] + 2 * (X[e] * X[e] + Y * Y + Z[e] * Z[e]);
+        const auto s = static_cast<double>(S_c[e]);
+        const double Y = s - Z[e] - X[e], sum = D * D * own[e] + 2 * (X[e] * X[e] + Y * Y + Z[e] * Z[e]);
+        own[e] = std::abs(s) <= most_ ? sum : std::numeric_limits<double>::infinity();
         last[e] *= D * D;
       }
     }
@@ -86,6 +88,7 @@ class SpanNoise {
 
   const reference::Head<T>& h_;
   const int64_t span_;
+  const double most_;
   std::vector<double> Z_, X_, own_, last_;  // [K, V]; E of this span, and what is left of the last one's
   std::vector<double> row_;                 // [V]
   std::vector<Mean> out_;                   // [G]
