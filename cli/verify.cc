@@ -124,6 +124,7 @@ Status Command::ReadSpec(proof::RandomSpec* spec) {
   spec->v_heads = v;
   spec->gate_heads = std::max(k, v);
   spec->normalize = options_.attend.normalize;
+  spec->feature_map = options_.attend.feature_map;
   spec->seed = options_.seed;
   const int64_t heads = std::max({q, k, v});
   const double tokens = Product({spec->batch, spec->tokens, heads});

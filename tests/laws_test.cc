@@ -239,8 +239,8 @@ TEST_P(EveryRule, PackedSequencesAreSeparateCalls) {
       in.initial_state.data = static_cast<const std::byte*>(in.initial_state.data) + n * in.initial_state.strides[0] * 4;
       in.initial_state.shape[0] = 1;
       const Results alone = Compute(options, in);
-      const size_t token = 2 * 37 * 4, state = 2 * 20 * 37 * 4;
-      EXPECT_EQ(std::memcmp(packed.out.bytes.data() + spec.offsets[n] * token, alone.out.bytes.data(), alone.out.bytes.size()), 0);
+      const int64_t token = 2 * 37 * 4, state = 2 * 20 * 37 * 4;
+      EXPECT_TRUE(std::equal(alone.out.bytes.begin(), alone.out.bytes.end(), packed.out.bytes.begin() + spec.offsets[n] * token));
       EXPECT_EQ(std::memcmp(packed.final_state.bytes.data() + n * state, alone.final_state.bytes.data(), state), 0);
     }
   }

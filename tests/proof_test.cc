@@ -342,7 +342,7 @@ TEST(Verify, RaisesNoFalseAlarmUnderAConstantGate) {
     if (info.log_decay_layout.empty()) return;
     for (const Dtype dtype : {Dtype::kF32, Dtype::kF64})
       for (const double log_decay : {-1e-4, -3.3e-4, -2e-3}) {
-        Case c(info.rule, dtype, 2000, 4, 3);
+        Case c(info.rule, dtype, 1000, 4, 3);
         c.inputs = RandomInputs(c.spec);
         for (int64_t i = 0; i < c.inputs.log_decay.size(); ++i) c.inputs.log_decay.Set(i, log_decay);
         const Status status = Verify(c.options, c.inputs.view(), {}, &c.verdict);

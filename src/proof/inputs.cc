@@ -65,7 +65,10 @@ class Numbers {
   }
 
   // Between 2^-10 and 1, as likely in each of the ten powers of two.
-  double InPowers() { return std::ldexp((1 + Uniform()) / 2, -static_cast<int>(words_() % 10)); }
+  double InPowers() {
+    const auto power = static_cast<int>(words_() % 10);  // before the next number: compilers differ in the order of arguments
+    return std::ldexp((1 + Uniform()) / 2, -power);
+  }
 
  private:
   std::mt19937_64 words_;
