@@ -324,6 +324,7 @@ class RandomTensors(CommandTest):
         self.assertEqual([one["rule"] for one in verdict["left_out"]], RULES[5:])
         self.assertRegex(self.ok("verify", "--rule", "all", "--normalize", "--feature-map", "elu_plus_one"), r"delta +left out: ")
         self.refused("verify", "--rule", "delta", "--normalize", says="normalize")
+        self.assertIs(self.json("verify", "--rule", "all", "--feature-map", "elu_plus_one")["same"], True)
 
     def test_planted_errors_in_each_half_alone(self):
         left_out = {"decay": ["linear", "delta"], "scale": ["rwkv7"], "mask": []}

@@ -27,31 +27,12 @@
 #include "src/contract/layer.hpp"
 #include "src/contract/tensor.hpp"
 #include "tercet/tercet.hpp"
+#include "tests/allocations.hpp"
 #include "tests/support.hpp"
 
 // Sanitizers answer an allocation that no machine can serve by null, as malloc does.
 extern "C" __attribute__((visibility("default"))) const char* __asan_default_options() { return "allocator_may_return_null=1"; }
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
-
-// Allocations until one fails; negative: none does.
-static std::atomic<int64_t> until_failure{-1};
-
-static void* AllocateOrNull(size_t size) noexcept {
-  if (until_failure >= 0 && until_failure-- == 0) return nullptr;
-  return std::malloc(size == 0 ? 1 : size);
-}
-static void* Allocate(size_t size) {
-  if (void* block = AllocateOrNull(size)) return block;
-  throw std::bad_alloc();
-}
-void* operator new(size_t size) { return Allocate(size); }
-void* operator new[](size_t size) { return Allocate(size); }
-void* operator new(size_t size, const std::nothrow_t&) noexcept { return AllocateOrNull(size); }
-void* operator new[](size_t size, const std::nothrow_t&) noexcept { return AllocateOrNull(size); }
-void operator delete(void* block) noexcept { std::free(block); }
-void operator delete[](void* block) noexcept { std::free(block); }
-void operator delete(void* block, size_t) noexcept { std::free(block); }
-void operator delete[](void* block, size_t) noexcept { std::free(block); }
 
 namespace tercet::test {
 namespace {

@@ -19,31 +19,7 @@
 #include <vector>
 
 #include "src/contract/tensor.hpp"
-
-// The largest block that was asked of C++'s heap, to see that a claim in a file is never an allocation; and a count of allocations after which one
-// fails (negative: none does).
-static std::atomic<size_t> largest_block{0};
-static std::atomic<int64_t> until_failure{-1};
-
-static void* AllocateOrNull(size_t size) noexcept {
-  size_t seen = largest_block;
-  while (size > seen && !largest_block.compare_exchange_weak(seen, size)) {
-  }
-  if (until_failure >= 0 && until_failure-- == 0) return nullptr;
-  return std::malloc(size == 0 ? 1 : size);
-}
-static void* Allocate(size_t size) {
-  if (void* block = AllocateOrNull(size)) return block;
-  throw std::bad_alloc();
-}
-void* operator new(size_t size) { return Allocate(size); }
-void* operator new[](size_t size) { return Allocate(size); }
-void* operator new(size_t size, const std::nothrow_t&) noexcept { return AllocateOrNull(size); }
-void* operator new[](size_t size, const std::nothrow_t&) noexcept { return AllocateOrNull(size); }
-void operator delete(void* block) noexcept { std::free(block); }
-void operator delete[](void* block) noexcept { std::free(block); }
-void operator delete(void* block, size_t) noexcept { std::free(block); }
-void operator delete[](void* block, size_t) noexcept { std::free(block); }
+#include "tests/allocations.hpp"
 
 namespace tercet::io {
 

@@ -178,12 +178,6 @@ inline Answers AsAnswers(const Results& results) {
   return answers;
 }
 
-// The forms as a test names them: chunkwise with a chunk.
-struct FormCase {
-  Form form;
-  int64_t chunk;
-};
-
 }  // namespace tercet::test
 
 #endif  // TERCET_TESTS_SUPPORT_HPP_

@@ -217,6 +217,16 @@ Sequence SequenceAt(const Layer& layer, int64_t n) {
   return {0, ReadInteger(layer.in.offsets, Offset(layer.in.offsets, n)), ReadInteger(layer.in.offsets, Offset(layer.in.offsets, n + 1))};
 }
 
+int64_t LongestSequence(const Layer& layer) {
+  if (!layer.in.offsets.given()) return layer.sequences > 0 ? layer.tokens : 0;
+  int64_t longest = 0;
+  for (int64_t n = 0; n < layer.sequences; ++n) {
+    const Sequence at = SequenceAt(layer, n);
+    longest = std::max(longest, at.end - at.begin);
+  }
+  return longest;
+}
+
 Status Validate(const Options& options, const Inputs& inputs, const Outputs* outputs, Layer* layer) {
   // Options.
   if (static_cast<size_t>(options.rule) >= Rules().size())

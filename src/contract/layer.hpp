@@ -35,6 +35,8 @@ struct Sequence {
   int64_t batch, begin, end;
 };
 Sequence SequenceAt(const Layer& layer, int64_t n);
+// Its tokens; 0 where there is no sequence.
+int64_t LongestSequence(const Layer& layer);
 
 // The head of a tensor that has `heads` of them which a state head (of `state_heads`) reads; likewise q's for an output head.
 inline int64_t GroupedHead(int64_t head, int64_t heads, int64_t state_heads) { return head / (state_heads / heads); }

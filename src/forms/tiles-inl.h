@@ -77,11 +77,6 @@ HWY_INLINE void AddRow(int64_t n, const T* a, T* to) {
   const Tag<T> d;
   for (int64_t i = 0; i < n; i += Lanes<T>()) hn::Store(hn::Add(hn::Load(d, to + i), hn::Load(d, a + i)), d, to + i);
 }
-template <class T>
-HWY_INLINE void MultiplyAddRow(int64_t n, T factor, const T* a, T* to) {
-  const Tag<T> d;
-  for (int64_t i = 0; i < n; i += Lanes<T>()) hn::Store(hn::MulAdd(hn::Set(d, factor), hn::Load(d, a + i), hn::Load(d, to + i)), d, to + i);
-}
 // The sum of value(i), a vector, over the lanes i of n elements. Lanes past n count nothing, whatever they hold.
 template <class T, class Value>
 HWY_INLINE T SumLanes(int64_t n, Value value) {
@@ -208,10 +203,10 @@ HWY_NOINLINE void RowsMultiplyAdd(int64_t rows, int64_t depth, Left<T> a, const 
 template <class T>
 HWY_INLINE void MultiplyAdd(int vectors, int64_t rows, int64_t depth, const Left<T>& a, const T* b, T* c, int64_t c_row) {
   if (vectors == 1) return RowsMultiplyAdd<1>(rows, depth, a, b, c, c_row);
-#if HWY_ARCH_ARM_A64 || (HWY_ARCH_X86 && HWY_MAX_BYTES == 64)
-  if (vectors == 3) return RowsMultiplyAdd<3>(rows, depth, a, b, c, c_row);
-  if (vectors == 4) return RowsMultiplyAdd<4>(rows, depth, a, b, c, c_row);
-#endif
+  if constexpr (kPanelVectors == 4) {
+    if (vectors == 3) return RowsMultiplyAdd<3>(rows, depth, a, b, c, c_row);
+    if (vectors == 4) return RowsMultiplyAdd<4>(rows, depth, a, b, c, c_row);
+  }
   return RowsMultiplyAdd<2>(rows, depth, a, b, c, c_row);
 }
 

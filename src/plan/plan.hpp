@@ -23,7 +23,7 @@ struct Plan {
 };
 
 // The chunk that Options::chunk = 0 stands for.
-int64_t DefaultChunk(const contract::Layer& layer);
+inline constexpr int64_t kDefaultChunk = 64;
 
 // Refuses a parallel form whose table does not fit the limit.
 Status Make(const Options& options, const contract::Layer& layer, const targets::Target& target, int concurrency, Plan* plan);

@@ -42,18 +42,9 @@ struct Answers {
   }
 };
 
-int64_t LongestSequence(const contract::Layer& layer) {
-  int64_t longest = 0;
-  for (int64_t n = 0; n < layer.sequences; ++n) {
-    const contract::Sequence at = contract::SequenceAt(layer, n);
-    longest = std::max(longest, at.end - at.begin);
-  }
-  return longest;
-}
-
 // The chunk asked for; else the library's own; where that would make one chunk of the whole sequence, one that makes several and a shorter last one.
 int64_t ChooseChunk(int64_t asked, const contract::Layer& layer) {
-  const int64_t n = LongestSequence(layer), own = plan::DefaultChunk(layer);
+  const int64_t n = contract::LongestSequence(layer), own = plan::kDefaultChunk;
   if (asked > 0) return asked;
   if (n > own) return own;
   if (n > 16) return n % 16 != 0 ? 16 : 20;
@@ -62,7 +53,7 @@ int64_t ChooseChunk(int64_t asked, const contract::Layer& layer) {
 
 // A plant that can change nothing would be a test that can't fail.
 Status CheckPlant(const VerifyOptions& options, const contract::Layer& layer) {
-  if (options.plant != Plant::kNone && LongestSequence(layer) == 0)
+  if (options.plant != Plant::kNone && contract::LongestSequence(layer) == 0)
     return Refuse(StatusCode::kInvalidOption, "an error is planted and there is no token to get wrong: give at least one");
   if (options.plant == Plant::kDecay && layer.axes.decay == Decay::kNone)
     return Refuse(StatusCode::kInvalidOption,
@@ -73,7 +64,7 @@ Status CheckPlant(const VerifyOptions& options, const contract::Layer& layer) {
   if (options.plant == Plant::kScale && layer.scale == 1)
     return Refuse(StatusCode::kInvalidOption,
                   "plant is scale and the scale is 1, so that leaving it out changes nothing: give another scale, or plant decay or mask");
-  if (options.plant == Plant::kMask && layer.axes.update == Update::kAddReadBefore && layer.normalize && LongestSequence(layer) <= 1 &&
+  if (options.plant == Plant::kMask && layer.axes.update == Update::kAddReadBefore && layer.normalize && contract::LongestSequence(layer) <= 1 &&
       !layer.in.initial_state.given() && !layer.in.initial_key_sum.given())
     return Refuse(StatusCode::kInvalidOption,
                   "plant is mask and a first token of rwkv6 under normalize gives its own v whatever its weight, so that nothing changes: give more "
@@ -200,7 +191,7 @@ Status Run(const VerifyOptions& options, const Inputs& inputs, const Expected& e
   v.algebra = ProveInAlgebra(layer, v.chunk, options.field_draws, options.seed, options.plant_in_algebra ? options.plant : Plant::kNone);
 
   // Nobody says by which form the expected answers came about, so they get what the parallel one gets.
-  const int64_t whole = std::max<int64_t>(LongestSequence(layer), 1);
+  const int64_t whole = std::max<int64_t>(contract::LongestSequence(layer), 1);
   std::vector<Candidate> candidates = {parallel.candidate("parallel", whole), recurrent.candidate("recurrent", 1),
                                        chunkwise.candidate("chunkwise", v.chunk)};
   if (expected.out.given() || expected.final_state.given() || expected.final_key_sum.given())

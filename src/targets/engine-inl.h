@@ -1,0 +1,39 @@
+// A form for every rule and accumulator type, as this target's engine.
+#include <cstddef>
+
+#include "src/forms/job.hpp"
+#include "src/forms/tiles-inl.h"
+#include "src/rules/all.hpp"
+
+#if defined(TERCET_SRC_TARGETS_ENGINE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERCET_SRC_TARGETS_ENGINE_INL_H_
+#undef TERCET_SRC_TARGETS_ENGINE_INL_H_
+#else
+#define TERCET_SRC_TARGETS_ENGINE_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tercet {
+namespace HWY_NAMESPACE {
+
+// Form<R, T> has Run and Bytes as forms::Engine describes them.
+template <template <class R, class T> class Form>
+forms::Engine MakeEngine() {
+  forms::Engine engine;
+  rules::All::ForEach([&]<class R>(R) {
+    constexpr auto kRule = static_cast<size_t>(R::kRule);
+    engine.run[0][kRule] = &Form<R, float>::Run;
+    engine.run[1][kRule] = &Form<R, double>::Run;
+    engine.bytes[0][kRule] = &Form<R, float>::Bytes;
+    engine.bytes[1][kRule] = &Form<R, double>::Bytes;
+  });
+  engine.panel[0] = Panel<float>();
+  engine.panel[1] = Panel<double>();
+  return engine;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tercet
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERCET_SRC_TARGETS_ENGINE_INL_H_
