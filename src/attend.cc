@@ -1,8 +1,8 @@
 // The public call: validate, plan, run. Exceptions end here.
 #include <atomic>
 #include <cstdlib>
-#include <memory>
 #include <new>
+#include <utility>
 
 #include "src/contract/layer.hpp"
 #include "src/executor.hpp"
@@ -16,9 +16,39 @@ namespace tercet {
 
 namespace {
 
-struct Free {
-  void operator()(std::byte* memory) const { std::free(memory); }
+// Memory to work in. A thread keeps what its last call used, up to kKept bytes, so that a stream of calls asks the system for none: fresh pages cost
+// a fault each. A call inside a call (an executor may run one) finds it taken, and takes its own.
+class Workspace {
+ public:
+  explicit Workspace(int64_t bytes) {
+    if (kept_.bytes >= bytes) {
+      std::swap(memory_, static_cast<Memory&>(kept_));
+    } else {
+      memory_ = {static_cast<std::byte*>(std::aligned_alloc(forms::Arena::kAlignment, static_cast<size_t>(bytes))), bytes};
+    }
+  }
+  ~Workspace() {
+    if (memory_.data == nullptr) return;
+    if (memory_.bytes <= kKept && memory_.bytes > kept_.bytes) std::swap(memory_, static_cast<Memory&>(kept_));
+    std::free(memory_.data);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  std::byte* data() const { return memory_.data; }
+
+ private:
+  static constexpr int64_t kKept = int64_t{8} << 20;
+  struct Memory {
+    std::byte* data = nullptr;
+    int64_t bytes = 0;
+  };
+  struct Kept : Memory {
+    ~Kept() { std::free(this->data); }
+  };
+  static thread_local Kept kept_;
+  Memory memory_;
 };
+thread_local Workspace::Kept Workspace::kept_;
 
 // A status whose sentence is left out where there is no memory for it.
 Status Say(StatusCode code, const char* sentence) {
@@ -34,9 +64,8 @@ Status Say(StatusCode code, const char* sentence) {
 Status Run(const Options& options, const contract::Layer& layer, Executor& executor, const plan::Plan& plan) {
   // All memory before the first write: a call that is refused has changed nothing.
   const int64_t each = (plan.bytes + forms::Arena::kAlignment - 1) / forms::Arena::kAlignment * forms::Arena::kAlignment + forms::Arena::kAlignment;
-  const std::unique_ptr<std::byte, Free> memory(
-      static_cast<std::byte*>(std::aligned_alloc(forms::Arena::kAlignment, static_cast<size_t>(each * plan.workers))));
-  if (memory == nullptr)
+  const Workspace memory(each * plan.workers);
+  if (memory.data() == nullptr)
     return {StatusCode::kOutOfMemory, "the call needs " + std::to_string(each * plan.workers) +
                                           " bytes to work in and they could not be had; a smaller chunk or fewer threads need less"};
 
@@ -46,7 +75,7 @@ Status Run(const Options& options, const contract::Layer& layer, Executor& execu
     const FloatingMode mode;
     for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < plan.jobs; i = next.fetch_add(1, std::memory_order_relaxed)) {
       forms::Job job = plan.JobAt(layer, i);
-      job.workspace = memory.get() + worker * each;
+      job.workspace = memory.data() + worker * each;
       run(job);
     }
   };

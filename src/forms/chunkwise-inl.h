@@ -30,6 +30,7 @@ namespace HWY_NAMESPACE {
 template <class R, class T>
 class Chunkwise {
  public:
+  static constexpr int64_t kPanel = kPanelVectors * hn::MaxLanes(Tag<T>());
   static int64_t Bytes(const Job& job) {
     Arena arena(nullptr);
     const Chunkwise form(job, arena);
@@ -37,8 +38,12 @@ class Chunkwise {
   }
 
   static void Run(const Job& job) {
-    Arena arena(job.workspace);
-    Chunkwise(job, arena).Walk();
+    Job one = job;
+    one.heads = 1;
+    for (; one.head < job.head + job.heads; ++one.head) {
+      Arena arena(job.workspace);
+      Chunkwise(one, arena).Walk();
+    }
   }
 
  private:
@@ -46,23 +51,25 @@ class Chunkwise {
   // Tokens of a block whose mutual scores are taken token by token where every channel decays on its own.
   static constexpr int64_t kBlock = 16;
 
-  Chunkwise(const Job& job, Arena& arena) : span_(job, arena), walk_(job), panel_(Panel<T>()) {
+  Chunkwise(const Job& job, Arena& arena) : span_(job, arena, false), walk_(job), panel_(Panel<T>()), panels_((job.columns + panel_ - 1) / panel_) {
     const int64_t n = span_.capacity, row = span_.row, columns = RoundUp(n, panel_);
     table_row_ = columns;
+    v_ = arena.Take<T>(panels_ * n * panel_);
+    r_ = arena.Take<T>(S::kDelta && R::kDecay != Decay::kNone ? n * row : 0);
     table_ = arena.Take<T>(n * table_row_);
     x_ = arena.Take<T>(n * row);
     faded_rows_ = arena.Take<T>(R::kDecay == Decay::kNone ? 0 : n * row);
     q_ = arena.Take<T>(n * row);
     k_columns_ = arena.Take<T>(columns * span_.K);
-    w_columns_ = arena.Take<T>(R::kUpdate == Update::kRankOne ? columns * span_.K : 0);
+    w_columns_ = arena.Take<T>(S::kRankOne ? columns * span_.K : 0);
     faded_ = arena.Take<T>(S::kPerChannel ? columns * span_.K : 0);
     block_ = arena.Take<T>(S::kPerChannel ? kBlock * row : 0);
     fade_ = arena.Take<T>(S::kPerChannel ? row : 0);
     diagonal_ = arena.Take<T>(S::kPerChannel ? RoundUp(kBlock, Lanes<T>()) * span_.K : 0);
     factor_ = arena.Take<T>(S::kPerToken ? 2 * columns : 0);
-    state_ = arena.Take<T>(span_.panels * span_.K * panel_);
-    p_ = arena.Take<T>(R::kUpdate == Update::kRankOne ? span_.panels * n * panel_ : 0);
-    out_ = arena.Take<T>(span_.panels * n * panel_);
+    state_ = arena.Take<T>(panels_ * span_.K * panel_);
+    p_ = arena.Take<T>(S::kRankOne ? panels_ * n * panel_ : 0);
+    out_ = arena.Take<T>(panels_ * n * panel_);
     key_sum_ = arena.Take<T>(span_.layer.normalize ? row : 0);
     denominators_ = arena.Take<T>(span_.layer.normalize ? n : 0);
   }
@@ -71,21 +78,22 @@ class Chunkwise {
     const bool normalize = span_.layer.normalize;
     span_.PackHead();
     if constexpr (R::kDecay == Decay::kPerHead) PackPowers();
-    span_.LoadState(state_);
+    LoadState();
     if (normalize) span_.LoadKeySum(key_sum_);
     while (span_.Next(walk_)) {
-      Transpose(span_.n, span_.K, span_.k, span_.row, k_columns_);
-      if constexpr (R::kUpdate == Update::kRankOne) Transpose(span_.n, span_.K, span_.w, span_.row, w_columns_);
-      if constexpr (R::kUpdate == Update::kDelta) SolveDelta();
-      if constexpr (R::kUpdate == Update::kRankOne) SolveRankOne();
+      PackValues();
+      Transpose(span_.n, span_.K, span_.k_room, span_.row, k_columns_);
+      if constexpr (S::kRankOne) Transpose(span_.n, span_.K, span_.w_room, span_.row, w_columns_);
+      if constexpr (S::kDelta) SolveDelta();
+      if constexpr (S::kRankOne) SolveRankOne();
       for (int64_t g = 0; g < span_.queries; ++g) Read(g);
       Advance();
     }
-    span_.StoreState(state_);
+    StoreState();
     if (normalize) span_.StoreKeySum(key_sum_);
   }
 
-  T* Values(int64_t p) const { return span_.v + p * span_.capacity * panel_; }
+  T* Values(int64_t p) const { return v_ + p * span_.capacity * panel_; }
   T* Removed(int64_t p) const { return p_ + p * span_.capacity * panel_; }
   T* Outputs(int64_t p) const { return out_ + p * span_.capacity * panel_; }
   T* State(int64_t p) const { return state_ + p * span_.K * panel_; }
@@ -95,11 +103,16 @@ class Chunkwise {
 
   // U = (1 + A)^-1 beta (V - (R Fx0) S0), A_ij = beta_i score(r_i, k_j): U takes the place of V.
   void SolveDelta() {
-    Scores(span_.r, k_columns_);
+    const T* r = span_.k_room;
+    if constexpr (R::kDecay != Decay::kNone) {
+      for (int64_t i = 0; i < span_.n; ++i) span_.Decayed(span_.k_room + i * span_.row, i, r_ + i * span_.row);
+      r = r_;
+    }
+    Scores(r, k_columns_);
     for (int64_t i = 0; i < span_.n; ++i) ScaleRow(RoundUp(i, Lanes<T>()), -span_.beta[i], table_ + i * table_row_);
-    Fade(span_.r);
-    for (int64_t p = 0; p < span_.panels; ++p) {
-      const int vectors = span_.Vectors(p);
+    Fade(r);
+    for (int64_t p = 0; p < panels_; ++p) {
+      const int vectors = Vectors(p);
       T *u = Values(p), *seen = Outputs(p);
       ReadState(p, seen);
       const Tag<T> d;
@@ -113,20 +126,20 @@ class Chunkwise {
 
   // P = (1 - M)^-1 ((R Fx0) S0 + N V), N_ij = score(r_i, k_j), M_ij = score(r_i, w_j).
   void SolveRankOne() {
-    Fade(span_.r);
-    Scores(span_.r, k_columns_);
-    for (int64_t p = 0; p < span_.panels; ++p) {
+    Fade(span_.r_room);
+    Scores(span_.r_room, k_columns_);
+    for (int64_t p = 0; p < panels_; ++p) {
       ReadState(p, Removed(p));
-      MultiplyAddLower(span_.Vectors(p), span_.n, false, table_, table_row_, Values(p), Removed(p));
+      MultiplyAddLower(Vectors(p), span_.n, false, table_, table_row_, Values(p), Removed(p));
     }
-    Scores(span_.r, w_columns_);
-    for (int64_t p = 0; p < span_.panels; ++p) MultiplyAddLower(span_.Vectors(p), span_.n, false, table_, table_row_, Removed(p), Removed(p));
+    Scores(span_.r_room, w_columns_);
+    for (int64_t p = 0; p < panels_; ++p) MultiplyAddLower(Vectors(p), span_.n, false, table_, table_row_, Removed(p), Removed(p));
   }
 
   // The outputs of query head g.
   void Read(int64_t g) {
     const int64_t n = span_.n, row = span_.row;
-    span_.PackQueries(walk_.batch(), g, q_);
+    span_.Queries(walk_.batch(), g, q_);
     const T* x = q_;
     if constexpr (!S::kReadBefore && R::kDecay != Decay::kNone) {
       for (int64_t i = 0; i < n; ++i) span_.Decayed(q_ + i * row, i, x_ + i * row);
@@ -134,43 +147,43 @@ class Chunkwise {
     }
     Fade(x);
     Scores(x, k_columns_);
-    OwnTerms(span_.k);
+    OwnTerms(span_.k_room);
     if (span_.layer.normalize) Denominators();
-    for (int64_t p = 0; p < span_.panels; ++p) {
+    for (int64_t p = 0; p < panels_; ++p) {
       ReadState(p, Outputs(p));
-      MultiplyAddLower(span_.Vectors(p), n, true, table_, table_row_, Values(p), Outputs(p));
+      MultiplyAddLower(Vectors(p), n, true, table_, table_row_, Values(p), Outputs(p));
     }
-    if constexpr (R::kUpdate == Update::kRankOne) {
+    if constexpr (S::kRankOne) {
       Scores(x, w_columns_);
-      OwnTerms(span_.w);
-      for (int64_t p = 0; p < span_.panels; ++p) MultiplyAddLower(span_.Vectors(p), n, true, table_, table_row_, Removed(p), Outputs(p));
+      OwnTerms(span_.w_room);
+      for (int64_t p = 0; p < panels_; ++p) MultiplyAddLower(Vectors(p), n, true, table_, table_row_, Removed(p), Outputs(p));
     }
-    for (int64_t p = 0; p < span_.panels; ++p) span_.StoreOut(walk_.batch(), g, p, Outputs(p), span_.layer.normalize ? denominators_ : nullptr);
+    for (int64_t p = 0; p < panels_; ++p) StoreOut(g, p);
   }
 
   // S <- F(n, 0) S0 + (K Fn)' U [+ (W Fn)' P], and z likewise. The rows of k and w are scaled where they lie.
   void Advance() {
     const int64_t n = span_.n, row = span_.row;
-    if constexpr (R::kUpdate == Update::kRankOne) FadeToEnd(span_.w);
-    const T whole = FadeToEnd(span_.k);
-    for (int64_t p = 0; p < span_.panels; ++p) {
-      const int vectors = span_.Vectors(p);
+    if constexpr (S::kRankOne) FadeToEnd(span_.w_room);
+    const T whole = FadeToEnd(span_.k_room);
+    for (int64_t p = 0; p < panels_; ++p) {
+      const int vectors = Vectors(p);
       T* state = State(p);
       if constexpr (R::kDecay != Decay::kNone)
         for (int64_t c = 0; c < span_.K; ++c) ScaleRow(vectors * Lanes<T>(), S::kPerChannel ? fade_[c] : whole, state + c * panel_);
-      MultiplyAdd(vectors, span_.K, n, Left<T>{span_.k, 1, row}, Values(p), state, panel_);
-      if constexpr (R::kUpdate == Update::kRankOne) MultiplyAdd(vectors, span_.K, n, Left<T>{span_.w, 1, row}, Removed(p), state, panel_);
+      MultiplyAdd(vectors, span_.K, n, Left<T>{span_.k_room, 1, row}, Values(p), state, panel_);
+      if constexpr (S::kRankOne) MultiplyAdd(vectors, span_.K, n, Left<T>{span_.w_room, 1, row}, Removed(p), state, panel_);
     }
     if (span_.layer.normalize) {
       if constexpr (S::kPerChannel) MultiplyRows(row, fade_, key_sum_, key_sum_);
       if constexpr (S::kPerToken) ScaleRow(row, whole, key_sum_);
-      for (int64_t i = 0; i < n; ++i) AddRow(row, span_.k + i * row, key_sum_);
+      for (int64_t i = 0; i < n; ++i) AddRow(row, span_.k_room + i * row, key_sum_);
     }
   }
 
   // to = (x Fx0) S0 for panel p, x as last given to Fade.
   void ReadState(int64_t p, T* to) const {
-    const int vectors = span_.Vectors(p);
+    const int vectors = Vectors(p);
     for (int64_t i = 0; i < span_.n; ++i) Fill(vectors * Lanes<T>(), T{0}, to + i * panel_);
     MultiplyAdd(vectors, span_.n, span_.K, Left<T>{x_state_, span_.row, 1}, State(p), to, panel_);
   }
@@ -191,6 +204,54 @@ class Chunkwise {
   // z' q of every token: what is left of the key sum before the span, and the row of the table.
   void Denominators() const {
     for (int64_t i = 0; i < span_.n; ++i) denominators_[i] = Dot(span_.K, x_state_ + i * span_.row, key_sum_) + Sum(i + 1, table_ + i * table_row_);
+  }
+
+  // ---- Value columns, panel by panel --------------------------------------------------------------------------------------------------------
+
+  // Columns of panel p that exist, and the vectors that hold them.
+  int64_t Width(int64_t p) const { return p + 1 < panels_ ? panel_ : span_.job.columns - p * panel_; }
+  int Vectors(int64_t p) const { return static_cast<int>(RoundUp(Width(p), Lanes<T>()) / Lanes<T>()); }
+
+  void PackValues() const {
+    const ConstTensor& t = span_.layer.in.v;
+    const int64_t head = HeadOf(t, 2, span_.job.head, span_.layer.state_heads);
+    for (int64_t p = 0; p < panels_; ++p) {
+      const int64_t padded = Vectors(p) * Lanes<T>();
+      for (int64_t i = 0; i < span_.n; ++i) {
+        T* to = Values(p) + i * panel_;
+        LoadRow(t, contract::Offset(t, walk_.batch(), span_.tokens[i], head, span_.job.column + p * panel_), t.strides[3], Width(p), to);
+        for (int64_t x = Width(p); x < padded; ++x) to[x] = 0;
+      }
+    }
+  }
+  void LoadState() const {
+    const ConstTensor& t = span_.layer.in.initial_state;
+    const Job& job = span_.job;
+    for (int64_t p = 0; p < panels_; ++p) {
+      for (int64_t c = 0; c < span_.K; ++c) {
+        T* to = State(p) + c * panel_;
+        Fill(panel_, T{0}, to);
+        if (t.given()) LoadRow(t, contract::Offset(t, job.sequence, job.head, c, job.column + p * panel_), t.strides[3], Width(p), to);
+      }
+    }
+  }
+  void StoreState() const {
+    const Tensor& t = span_.layer.out.final_state;
+    const Job& job = span_.job;
+    for (int64_t p = 0; t.given() && p < panels_; ++p)
+      for (int64_t c = 0; c < span_.K; ++c)
+        StoreRow(t, contract::Offset(t, job.sequence, job.head, c, job.column + p * panel_), t.strides[3], Width(p), State(p) + c * panel_);
+  }
+  // Writes panel p to output head g, divided by the denominators if there are any.
+  void StoreOut(int64_t g, int64_t p) const {
+    const Tensor& t = span_.layer.out.out;
+    const Job& job = span_.job;
+    for (int64_t i = 0; i < span_.n; ++i) {
+      T* at = Outputs(p) + i * panel_;
+      if (span_.layer.normalize) DivideRow(Width(p), denominators_[i], at);
+      StoreRow(t, contract::Offset(t, walk_.batch(), span_.tokens[i], job.head * span_.queries + g, job.column + p * panel_), t.strides[3], Width(p),
+               at);
+    }
   }
 
   // ---- Factors: one a token -----------------------------------------------------------------------------------------------------------------
@@ -357,8 +418,10 @@ class Chunkwise {
 
   S span_;
   forms::Tokens<T> walk_;
-  const int64_t panel_;
+  const int64_t panel_, panels_;  // value columns side by side, and how many such panels
   int64_t table_row_;
+  T* v_;                        // [panels][n][Panel]: values, then what is written
+  T* r_;                        // [n][row]: kDelta with a decay, D k
   T* table_;                    // [n][table_row]: below the diagonal, and the diagonal where it is read
   T* x_;                        // [n][row]: D q
   T* faded_rows_;               // [n][row]

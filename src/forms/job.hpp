@@ -1,4 +1,4 @@
-// What an engine is handed: one state head of one sequence and some of its value columns, and the memory to work in. Nothing here is SIMD.
+// What an engine is handed: some state heads of one sequence and some of their value columns, and the memory to work in. Nothing here is SIMD.
 #ifndef TERCET_SRC_FORMS_JOB_HPP_
 #define TERCET_SRC_FORMS_JOB_HPP_
 
@@ -15,8 +15,10 @@ namespace tercet::forms {
 // A workspace is sized for `span` tokens and `columns` value columns; a job may use less.
 struct Job {
   const contract::Layer* layer = nullptr;
-  int64_t span = 1;  // tokens taken at once: the chunk, or for the parallel form the longest sequence
-  int64_t sequence = 0, head = 0;
+  int64_t span = 1;   // tokens taken at once: the chunk, for the parallel form the longest sequence, some for passes
+  int64_t block = 1;  // passes: tokens a pass, 1 or the engine's tokens_a_pass
+  int64_t sequence = 0;
+  int64_t head = 0, heads = 1;      // state heads head .. head + heads - 1
   int64_t column = 0, columns = 0;  // value columns column .. column + columns - 1
   std::byte* workspace = nullptr;   // aligned to kAlignment
 };
@@ -28,7 +30,8 @@ struct Engine {
   using Bytes = int64_t (*)(const Job&);
   Run run[2][kMaxRules] = {};
   Bytes bytes[2][kMaxRules] = {};
-  int64_t panel[2] = {};  // value columns that are worked on side by side: jobs are cut at multiples of it
+  int64_t tokens_a_pass[kMaxRules] = {};  // of passes: the longest chunk they take, the only one beside 1
+  int64_t panel[2] = {};                  // value columns that are worked on side by side: jobs are cut at multiples of it
 };
 
 // Hands out pieces of a workspace. Without one it only counts, so that the same code says how much is needed.
@@ -92,6 +95,7 @@ class Tokens {
   explicit Tokens(const Job& job) : job_(job), at_(contract::SequenceAt(*job.layer, job.sequence)) {}
 
   int64_t batch() const { return at_.batch; }
+  int64_t end() const { return at_.end; }
 
   // The next valid tokens, at most `most`, and how many they are: 0 at the end.
   int64_t Next(int64_t most, int64_t* tokens) {

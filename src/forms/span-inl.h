@@ -1,5 +1,5 @@
-// A span: the tokens an engine takes at once, packed. Features are mapped here, logarithms become factors here, and the scale goes into q; behind it
-// there are only dense rows of T.
+// A span: the tokens an engine takes at once. Features are mapped here and logarithms become factors here; behind it there are only rows of T, packed
+// or, where an engine can use them so, in the caller's memory. An engine that takes rows in place scales the queries itself.
 #include <cmath>
 #include <cstdint>
 
@@ -25,52 +25,70 @@ using forms::LoadOne;
 using forms::LoadRow;
 using forms::StoreRow;
 
+// Row i of what a span holds: packed, or where it lies in the caller's memory.
+template <class T>
+struct Rows {
+  const T* at = nullptr;
+  int64_t step = 0;
+  const int64_t* tokens = nullptr;  // the token of row i, for rows that lie in the caller's memory
+
+  const T* operator[](int64_t i) const { return at + (tokens != nullptr ? tokens[i] : i) * step; }
+};
+
+// Whether rows of n numbers can be read, or written, in whole vectors where they lie.
+template <class T>
+HWY_INLINE bool LiesReady(const ConstTensor& t, int64_t n) {
+  return t.dtype == DtypeOf<T>() && t.strides[3] == 1 && n % Lanes<T>() == 0 && reinterpret_cast<uintptr_t>(t.data) % alignof(T) == 0;
+}
+// Rows of head `head` in batch `batch`, from column `column` on, where they lie.
+template <class T>
+HWY_INLINE Rows<T> RowsInPlace(const ConstTensor& t, int64_t batch, int64_t head, int64_t column, const int64_t* tokens) {
+  return {static_cast<const T*>(t.data) + contract::Offset(t, batch, 0, head, column), t.strides[1], tokens};
+}
+
 // R is a point on the axes: R::kDecay and R::kUpdate.
 template <class R, class T>
 struct Span {
   static constexpr bool kPerToken = R::kDecay == Decay::kPerHead || R::kDecay == Decay::kPerStep;  // one factor a token
   static constexpr bool kPerChannel = R::kDecay == Decay::kPerChannel;
   static constexpr bool kReadBefore = R::kUpdate == Update::kAddReadBefore;
-  static constexpr bool kReads = R::kUpdate == Update::kDelta || R::kUpdate == Update::kRankOne;  // the update reads the state, with r
+  static constexpr bool kDelta = R::kUpdate == Update::kDelta;
+  static constexpr bool kRankOne = R::kUpdate == Update::kRankOne;
+  static constexpr bool kReads = kDelta || kRankOne;  // the update reads the state
 
   const Job& job;
   const contract::Layer& layer;
+  const bool in_place;     // rows that lie ready are not packed
   const int64_t capacity;  // tokens
-  const int64_t K, row;    // channels, and from a token's row to the next: K in whole vectors
+  const int64_t K, row;    // channels, and from a packed row to the next: K in whole vectors
   const int64_t queries;   // output heads that read this state
-  const int64_t panels;    // of value columns
   int64_t n = 0;           // tokens held now
 
   int64_t* tokens;
-  T* k;      // [n][row]
-  T* v;      // [panels][capacity][Panel]
+  T* k_room;  // [n][row], as the rows below where they are packed
+  T* r_room;
+  T* w_room;
   T* D;      // kPerToken [n], kPerChannel [n][row]
   T* beta;   // kDelta [n]
-  T* r;      // kReads [n][row]: D k, or remove
-  T* w;      // kRankOne [n][row]
   T* bonus;  // kReadBefore [row]
+  Rows<T> k, r, w;  // keys with features mapped; kRankOne: remove and write
 
-  Span(const Job& j, Arena& arena)
+  Span(const Job& j, Arena& arena, bool rows_in_place)
       : job(j),
         layer(*j.layer),
+        in_place(rows_in_place),
         capacity(j.span),
         K(layer.key_dim),
         row(RoundUp(K, Lanes<T>())),
-        queries(layer.queries_per_state()),
-        panels((j.columns + Panel<T>() - 1) / Panel<T>()) {
+        queries(layer.queries_per_state()) {
     tokens = arena.Take<int64_t>(capacity);
-    k = arena.Take<T>(capacity * row);
-    v = arena.Take<T>(panels * capacity * Panel<T>());
+    k_room = arena.Take<T>(capacity * row);
+    r_room = arena.Take<T>(kRankOne ? capacity * row : 0);
+    w_room = arena.Take<T>(kRankOne ? capacity * row : 0);
     D = arena.Take<T>(kPerChannel ? capacity * row : kPerToken ? RoundUp(capacity, Lanes<T>()) : 0);
-    beta = arena.Take<T>(R::kUpdate == Update::kDelta ? capacity : 0);
-    r = R::kUpdate == Update::kDelta && R::kDecay == Decay::kNone ? k : arena.Take<T>(kReads ? capacity * row : 0);
-    w = arena.Take<T>(R::kUpdate == Update::kRankOne ? capacity * row : 0);
+    beta = arena.Take<T>(kDelta ? capacity : 0);
     bonus = arena.Take<T>(kReadBefore ? row : 0);
   }
-
-  // Columns of panel p that exist, and the vectors that hold them.
-  int64_t Width(int64_t p) const { return p + 1 < panels ? Panel<T>() : job.columns - p * Panel<T>(); }
-  int Vectors(int64_t p) const { return static_cast<int>(RoundUp(Width(p), Lanes<T>()) / Lanes<T>()); }
 
   // What does not change from token to token. A constant decay's factor comes from f64, rounded once.
   void PackHead() const {
@@ -88,15 +106,13 @@ struct Span {
     return static_cast<double>(LoadOne<T>(t, contract::Offset(t, HeadOf(t, 0, job.head, layer.state_heads))));
   }
 
-  // Packs the next valid tokens but for their queries. False at the end of the sequence.
+  // Takes the next valid tokens, but for their queries and values. False at the end of the sequence.
   bool Next(forms::Tokens<T>& walk) {
     n = walk.Next(capacity, tokens);
     if (n == 0) return false;
     const int64_t batch = walk.batch();
     const Inputs& in = layer.in;
-    PackRows(in.k, batch, HeadOf(in.k, 2, job.head, layer.state_heads), k);
-    for (int64_t i = 0; i < n; ++i) MapFeatures(k + i * row);
-    PackValues(batch);
+    k = KeyRows(in.k, batch, HeadOf(in.k, 2, job.head, layer.state_heads), 1.0, k_room);
     if constexpr (R::kDecay == Decay::kPerStep) {
       PackNumbers(in.log_decay, batch, D);
       ExpRow(n, D);
@@ -105,25 +121,17 @@ struct Span {
       PackRows(in.log_decay, batch, HeadOf(in.log_decay, 2, job.head, layer.state_heads), D);
       ExpRow(n * row, D);
     }
-    if constexpr (R::kUpdate == Update::kDelta) {
-      PackNumbers(in.beta, batch, beta);
-      if constexpr (R::kDecay != Decay::kNone)
-        for (int64_t i = 0; i < n; ++i) Decayed(k + i * row, i, r + i * row);
-    }
-    if constexpr (R::kUpdate == Update::kRankOne) {
-      PackRows(in.remove, batch, HeadOf(in.remove, 2, job.head, layer.state_heads), r);
-      PackRows(in.write, batch, HeadOf(in.write, 2, job.head, layer.state_heads), w);
+    if constexpr (kDelta) PackNumbers(in.beta, batch, beta);
+    if constexpr (kRankOne) {
+      r = GivenRows(in.remove, batch, HeadOf(in.remove, 2, job.head, layer.state_heads), r_room);
+      w = GivenRows(in.write, batch, HeadOf(in.write, 2, job.head, layer.state_heads), w_room);
     }
     return true;
   }
 
-  // Packs the queries of output head `head * queries + g`: features mapped, then scaled.
-  void PackQueries(int64_t batch, int64_t g, T* q) const {
-    PackRows(layer.in.q, batch, contract::GroupedHead(job.head * queries + g, layer.q_heads, layer.out_heads), q);
-    for (int64_t i = 0; i < n; ++i) {
-      MapFeatures(q + i * row);
-      if (layer.scale != 1.0) ScaleRow(row, static_cast<T>(layer.scale), q + i * row);
-    }
+  // The queries of output head `head * queries + g`: features mapped, then scaled.
+  Rows<T> Queries(int64_t batch, int64_t g, T* room) const {
+    return KeyRows(layer.in.q, batch, contract::GroupedHead(job.head * queries + g, layer.q_heads, layer.out_heads), layer.scale, room);
   }
 
   // to = D_i x, one row.
@@ -136,26 +144,6 @@ struct Span {
     }
   }
 
-  // ---- The state: [panels][K][Panel], read before and written after all tokens ----
-
-  void LoadState(T* state) const {
-    const ConstTensor& t = layer.in.initial_state;
-    for (int64_t p = 0; p < panels; ++p) {
-      for (int64_t c = 0; c < K; ++c) {
-        T* to = state + (p * K + c) * Panel<T>();
-        Fill(Panel<T>(), T{0}, to);
-        if (t.given()) LoadRow(t, contract::Offset(t, job.sequence, job.head, c, job.column + p * Panel<T>()), t.strides[3], Width(p), to);
-      }
-    }
-  }
-  void StoreState(const T* state) const {
-    const Tensor& t = layer.out.final_state;
-    if (!t.given()) return;
-    for (int64_t p = 0; p < panels; ++p)
-      for (int64_t c = 0; c < K; ++c)
-        StoreRow(t, contract::Offset(t, job.sequence, job.head, c, job.column + p * Panel<T>()), t.strides[3], Width(p),
-                 state + (p * K + c) * Panel<T>());
-  }
   void LoadKeySum(T* z) const {
     const ConstTensor& t = layer.in.initial_key_sum;
     Fill(row, T{0}, z);
@@ -165,23 +153,6 @@ struct Span {
   void StoreKeySum(const T* z) const {
     const Tensor& t = layer.out.final_key_sum;
     if (t.given() && job.column == 0) StoreRow(t, contract::Offset(t, job.sequence, job.head), t.strides[2], K, z);
-  }
-
-  // Writes rows [n][Panel] of panel p to output head g, divided by the denominators if there are any; a zero denominator gives a zero row.
-  void StoreOut(int64_t batch, int64_t g, int64_t p, T* rows, const T* denominators) const {
-    const Tensor& t = layer.out.out;
-    for (int64_t i = 0; i < n; ++i) {
-      T* at = rows + i * Panel<T>();
-      if (denominators != nullptr) {
-        if (denominators[i] == 0) {
-          Fill(Panel<T>(), T{0}, at);
-        } else {
-          const Tag<T> d;
-          for (int64_t x = 0; x < Width(p); x += Lanes<T>()) hn::Store(hn::Div(hn::Load(d, at + x), hn::Set(d, denominators[i])), d, at + x);
-        }
-      }
-      StoreRow(t, contract::Offset(t, batch, tokens[i], job.head * queries + g, job.column + p * Panel<T>()), t.strides[3], Width(p), at);
-    }
   }
 
  private:
@@ -196,25 +167,27 @@ struct Span {
       ClearPad(to);
     }
   }
+  Rows<T> GivenRows(const ConstTensor& t, int64_t batch, int64_t head, T* room) const {
+    if (in_place && LiesReady<T>(t, K)) return RowsInPlace<T>(t, batch, head, 0, tokens);
+    PackRows(t, batch, head, room);
+    return {room, row, nullptr};
+  }
+  // Where rows are read in place the scale is left to the reader, as if it were part of the features.
+  Rows<T> KeyRows(const ConstTensor& t, int64_t batch, int64_t head, double scale, T* room) const {
+    if (in_place && layer.feature_map == FeatureMap::kIdentity) return GivenRows(t, batch, head, room);
+    PackRows(t, batch, head, room);
+    for (int64_t i = 0; i < n; ++i) {
+      MapFeatures(room + i * row);
+      if (!in_place && scale != 1.0) ScaleRow(row, static_cast<T>(scale), room + i * row);
+    }
+    return {room, row, nullptr};
+  }
 
   // [n] from [B, T, H].
   void PackNumbers(const ConstTensor& t, int64_t batch, T* to) const {
     const int64_t head = HeadOf(t, 2, job.head, layer.state_heads);
     for (int64_t i = 0; i < n; ++i) to[i] = LoadOne<T>(t, contract::Offset(t, batch, tokens[i], head));
     for (int64_t i = n; i < RoundUp(n, Lanes<T>()) && i < capacity; ++i) to[i] = 0;
-  }
-
-  void PackValues(int64_t batch) const {
-    const ConstTensor& t = layer.in.v;
-    const int64_t head = HeadOf(t, 2, job.head, layer.state_heads);
-    for (int64_t p = 0; p < panels; ++p) {
-      const int64_t padded = Vectors(p) * Lanes<T>();
-      for (int64_t i = 0; i < n; ++i) {
-        T* to = v + (p * capacity + i) * Panel<T>();
-        LoadRow(t, contract::Offset(t, batch, tokens[i], head, job.column + p * Panel<T>()), t.strides[3], Width(p), to);
-        for (int64_t x = Width(p); x < padded; ++x) to[x] = 0;
-      }
-    }
   }
 
   void MapFeatures(T* x) const {

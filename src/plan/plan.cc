@@ -8,8 +8,11 @@ namespace tercet::plan {
 
 namespace {
 
-// Tokens whose packed rows the recurrent form holds at once: q and k of 64 tokens at K = 128 and a panel of the state lie in L2 and L1.
-constexpr int64_t kRecurrentSpan = 64;
+// Tokens whose rows the passes hold at once: what they prepare of 64 tokens at K = 128 lies in L2, and a strip of the state in L1.
+constexpr int64_t kPassSpan = 32;
+// Heads that passes take side by side: their rows of a token share a page, and their states lie in L2.
+constexpr int64_t kSideBySide = 8;
+constexpr int64_t kStatesBytes = 1 << 19;
 // Below so many multiply-adds a second thread costs more to wake (20 to 40 us with oneTBB) than it saves.
 constexpr double kWorthAThread = 1e6;
 
@@ -26,25 +29,31 @@ forms::Job Plan::JobAt(const contract::Layer& layer, int64_t i) const {
   forms::Job job;
   job.layer = &layer;
   job.span = span;
+  job.block = block;
   job.column = i % cuts * columns;
   job.columns = std::min(columns, layer.value_dim - job.column);
-  job.head = i / cuts % layer.state_heads;
-  job.sequence = i / cuts / layer.state_heads;
+  const int64_t groups = (layer.state_heads + heads - 1) / heads;
+  job.head = i / cuts % groups * heads;
+  job.heads = std::min(heads, layer.state_heads - job.head);
+  job.sequence = i / cuts / groups;
   return job;
+}
+
+int64_t DefaultChunk(const contract::Layer& layer, const targets::Target& target) {
+  return target.recurrent->tokens_a_pass[static_cast<size_t>(layer.rule)];
 }
 
 Status Make(const Options& options, const contract::Layer& layer, const targets::Target& target, int concurrency, Plan* plan) {
   const int64_t longest = contract::LongestSequence(layer);
   if (longest == 0 && !layer.out.final_state.given() && !layer.out.final_key_sum.given()) return {};  // nothing to write, however many heads
   const bool f64 = layer.dtype == Dtype::kF64;
-  // Measured, AVX-512, one core, T = 2048, all rules, f32 and f64: chunks of 64 take 0.92 to 1.7 times the recurrence's time at K = V = 128, and 1.1
-  // to 2.4 times at 64. So chunks are taken where the caller names their size.
-  const Form form = options.form != Form::kAutomatic ? options.form : options.chunk > 0 ? Form::kChunkwise : Form::kRecurrent;
-  plan->engine = form == Form::kRecurrent ? target.recurrent : target.chunkwise;
-  const int64_t span = form == Form::kRecurrent  ? kRecurrentSpan
-                       : form == Form::kParallel ? longest
-                       : options.chunk > 0       ? options.chunk
-                                                 : kDefaultChunk;
+  const Form form = options.form != Form::kAutomatic ? options.form : Form::kChunkwise;
+  const int64_t chunk = options.chunk > 0 ? options.chunk : DefaultChunk(layer, target);
+  const int64_t tokens_a_pass = target.recurrent->tokens_a_pass[static_cast<size_t>(layer.rule)];
+  const bool passes = form == Form::kRecurrent || (form == Form::kChunkwise && chunk == tokens_a_pass);
+  plan->engine = passes ? target.recurrent : target.chunkwise;
+  plan->block = form == Form::kRecurrent ? 1 : tokens_a_pass;
+  const int64_t span = passes ? kPassSpan : form == Form::kParallel ? longest : chunk;
   plan->span = std::clamp<int64_t>(span, 1, std::max<int64_t>(longest, 1));
 
   const int64_t heads = layer.sequences * layer.state_heads;
@@ -71,7 +80,13 @@ Status Make(const Options& options, const contract::Layer& layer, const targets:
   const int64_t panels_a_job = (panels + wanted - 1) / wanted;
   plan->columns = std::min(layer.value_dim, panels_a_job * panel);
   plan->cuts = (panels + panels_a_job - 1) / panels_a_job;
-  plan->jobs = heads * plan->cuts;
+  if (passes) {
+    // Heads side by side: a page of rows and a state or so each, as many as leave every worker two jobs.
+    const int64_t state = layer.key_dim * layer.value_dim * contract::SizeOf(layer.dtype);
+    plan->heads = std::clamp<int64_t>(std::min(kSideBySide, kStatesBytes / std::max<int64_t>(state, 1)), 1, layer.state_heads);
+    if (plan->workers > 1) plan->heads = std::clamp<int64_t>(heads / (2 * plan->workers), 1, plan->heads);
+  }
+  plan->jobs = layer.sequences * ((layer.state_heads + plan->heads - 1) / plan->heads) * plan->cuts;
   plan->workers = std::max<int64_t>(1, std::min(plan->workers, plan->jobs));
   // What a workspace holds grows with these products; past 2^50 numbers no machine has it, and counting it exactly could overflow.
   const double numbers =

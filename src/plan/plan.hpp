@@ -13,9 +13,11 @@ namespace tercet::plan {
 struct Plan {
   const forms::Engine* engine = nullptr;
   int64_t span = 1;     // tokens an engine takes at once
+  int64_t block = 1;    // tokens of a pass
+  int64_t heads = 1;    // of a job; the last of a sequence may have fewer
   int64_t columns = 1;  // value columns of a job; the last of a head may have fewer
   int64_t cuts = 1;     // jobs a head
-  int64_t jobs = 0;     // sequences * state heads * cuts
+  int64_t jobs = 0;     // sequences * groups of heads * cuts
   int64_t workers = 1;  // jobs at once, each with a workspace of its own
   int64_t bytes = 0;    // of a workspace
 
@@ -23,7 +25,7 @@ struct Plan {
 };
 
 // The chunk that Options::chunk = 0 stands for.
-inline constexpr int64_t kDefaultChunk = 64;
+int64_t DefaultChunk(const contract::Layer& layer, const targets::Target& target);
 
 // Refuses a parallel form whose table does not fit the limit.
 Status Make(const Options& options, const contract::Layer& layer, const targets::Target& target, int concurrency, Plan* plan);

@@ -11,7 +11,6 @@
 
 #include "src/contract/layer.hpp"
 #include "src/contract/tensor.hpp"
-#include "src/plan/plan.hpp"
 #include "src/proof/algebra.hpp"
 #include "src/proof/heads.hpp"
 #include "src/proof/judge.hpp"
@@ -42,9 +41,9 @@ struct Answers {
   }
 };
 
-// The chunk asked for; else the library's own; where that would make one chunk of the whole sequence, one that makes several and a shorter last one.
+// The chunk asked for; else 64, the tables' own size; where that would make one chunk of the whole sequence, one that makes several and a shorter last one.
 int64_t ChooseChunk(int64_t asked, const contract::Layer& layer) {
-  const int64_t n = contract::LongestSequence(layer), own = plan::kDefaultChunk;
+  const int64_t n = contract::LongestSequence(layer), own = 64;
   if (asked > 0) return asked;
   if (n > own) return own;
   if (n > 16) return n % 16 != 0 ? 16 : 20;

@@ -26,9 +26,10 @@ forms::Engine MakeEngine() {
     engine.run[1][kRule] = &Form<R, double>::Run;
     engine.bytes[0][kRule] = &Form<R, float>::Bytes;
     engine.bytes[1][kRule] = &Form<R, double>::Bytes;
+    if constexpr (requires { Form<R, float>::kTokens; }) engine.tokens_a_pass[kRule] = Form<R, float>::kTokens;
   });
-  engine.panel[0] = Panel<float>();
-  engine.panel[1] = Panel<double>();
+  engine.panel[0] = Form<rules::Linear, float>::kPanel;
+  engine.panel[1] = Form<rules::Linear, double>::kPanel;
   return engine;
 }
 

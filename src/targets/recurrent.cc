@@ -5,7 +5,7 @@
 #define HWY_TARGET_INCLUDE "src/targets/recurrent.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "src/forms/recurrent-inl.h"
+#include "src/forms/passes-inl.h"
 #include "src/targets/engine-inl.h"
 #include "src/targets/targets.hpp"
 
@@ -13,7 +13,7 @@ namespace tercet::targets {
 
 template <>
 const forms::Engine& RecurrentEngine<HWY_TARGET>() {
-  static const forms::Engine engine = HWY_NAMESPACE::MakeEngine<HWY_NAMESPACE::Recurrent>();
+  static const forms::Engine engine = HWY_NAMESPACE::MakeEngine<HWY_NAMESPACE::Passes>();
   return engine;
 }
 
