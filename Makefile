@@ -29,13 +29,13 @@ fuzz:
 	tools/fuzz.sh 300
 
 bench:
-	tools/setup.sh build bench
-	cmake --preset release -DTERCET_BUILD_BENCH=ON
-	cmake --build --preset release --target tercet_bench
-	build/release/bench/tercet_bench
+	tools/setup.sh build
+	cmake --preset release
+	cmake --build --preset release --target tercet_cli
+	build/release/cli/tercet bench
 
 setup:
-	tools/setup.sh build test ci bench
+	tools/setup.sh build test ci
 
 format:
 	tools/format.sh

@@ -59,22 +59,13 @@ Status ListRules(bool json, Result* result) {
   return {};
 }
 
-std::string CpuName() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(": ");
-    if (colon != std::string::npos && (line.rfind("model name", 0) == 0 || line.rfind("Model", 0) == 0)) return line.substr(colon + 2);
-  }
-  return "unknown";
-}
-
 Status ShowInfo(bool json, Result* result) {
   std::string target;
   if (Status status = ChooseTarget("", &target); !status.ok()) return status;
   std::string targets;
   for (const std::string& name : Targets()) targets += (targets.empty() ? "" : " ") + name;
   const std::vector<std::pair<std::string_view, std::string>> versions = {
-      {"tercet", std::string(Version())}, {"compiler", TERCET_COMPILER}, {"highway", TERCET_HWY_VERSION}, {"onetbb", TBB_VERSION_STRING}};
+      {"tercet", std::string(Version())}, {"compiler", std::string(CompilerName())}, {"highway", TERCET_HWY_VERSION}, {"onetbb", TBB_VERSION_STRING}};
   if (json) {
     Json object = {{"cpu", CpuName()},
                    {"cores", std::thread::hardware_concurrency()},
@@ -98,6 +89,17 @@ Action WithJson(CLI::App* command, Status (*show)(bool, Result*)) {
 }
 
 }  // namespace
+
+std::string CpuName() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(": ");
+    if (colon != std::string::npos && (line.rfind("model name", 0) == 0 || line.rfind("Model", 0) == 0)) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
+std::string_view CompilerName() { return TERCET_COMPILER; }
 
 Action AddRules(CLI::App* command) {
   command->footer(

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "src/proof/verify.hpp"
 #include "tercet/tercet.hpp"
@@ -23,8 +24,13 @@ Status VerifySixTokens(proof::VerifyOptions options, bool json, Result* result);
 
 Action AddVerify(CLI::App* command);
 Action AddRun(CLI::App* command);
+Action AddBench(CLI::App* command);
 Action AddRules(CLI::App* command);
 Action AddInfo(CLI::App* command);
+
+// What `tercet info` says of the machine and the build.
+std::string CpuName();
+std::string_view CompilerName();
 
 }  // namespace tercet::cli
 

@@ -19,13 +19,13 @@ bool Parse(const std::string& text, T* value) {
   return result.ec == std::errc() && result.ptr == end;
 }
 
+}  // namespace
+
 std::string RuleNames() {
   std::string names;
   for (const RuleInfo& info : Rules()) names += (names.empty() ? "" : ", ") + std::string(info.name);
   return names;
 }
-
-}  // namespace
 
 std::string Flags::Spelling(const std::string& name) {
   std::string spelling = "--" + name;
@@ -140,14 +140,30 @@ void Flags::Get(const std::string& name, FeatureMap* value) {
     Refuse(name, "identity, elu_plus_one, relu or l2_norm");
 }
 
+void Flags::ForEach(const std::string& name, const std::function<void(const std::string&)>& body) {
+  if (!Given(name)) return;
+  std::string& text = entries_[name].text;
+  const std::string whole = text;
+  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = whole.find(',', begin);
+    text = whole.substr(begin, end == std::string::npos ? end : end - begin);
+    body(text);
+  }
+  text = whole;
+}
+
 void AddLayerFlags(CLI::App* app, Flags* flags, bool rule_may_be_all) {
   flags->Add(app, "rule", "RULE", RuleNames() + (rule_may_be_all ? ", or all" : ""));
   flags->Add(app, "chunk", "N", "tokens a chunk in the chunkwise form; 0: the library chooses");
+  flags->Add(app, "threads", "N", "at most so many; 0: all cores");
+  AddOptionFlags(app, flags);
+}
+
+void AddOptionFlags(CLI::App* app, Flags* flags) {
   flags->Add(app, "scale", "X", "multiplies q; by default 1 / sqrt(key_dim), for rwkv7 1");
   flags->Add(app, "feature_map", "MAP", "applied to q and k: identity, elu_plus_one, relu, l2_norm");
   flags->Add(app, "eps", "X", "inside the root of l2_norm; by default 1e-6");
   flags->AddSwitch(app, "normalize", "divide by the key sum; for the rules that only add. --normalize=false against a file that says true");
-  flags->Add(app, "threads", "N", "at most so many; 0: all cores");
   flags->Add(app, "target", "NAME", "instruction set, as `tercet info` names them; by default $TERCET_TARGET, else the best");
   flags->Add(app, "table_limit", "BYTES", "what the tables of the parallel form may take; by default 1 GiB");
 }
@@ -156,13 +172,17 @@ void ReadLayerFlags(Flags* flags, bool rule_may_be_all, Options* options) {
   if (!rule_may_be_all || flags->Text("rule") != "all") flags->Get("rule", &options->rule);
   flags->Get("form", &options->form);
   flags->Get("chunk", &options->chunk);
+  flags->Get("threads", &options->threads);
+  ReadOptionFlags(flags, options);
+}
+
+void ReadOptionFlags(Flags* flags, Options* options) {
   double scale = 0;
   flags->Get("scale", &scale);
   if (flags->Given("scale")) options->scale = scale;
   flags->Get("feature_map", &options->feature_map);
   flags->Get("eps", &options->eps);
   flags->Get("normalize", &options->normalize);
-  flags->Get("threads", &options->threads);
   flags->Get("table_limit", &options->table_limit);
   options->target = flags->Text("target");
 }

@@ -5,11 +5,14 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "tercet/tercet.hpp"
 
@@ -38,6 +41,16 @@ class Flags {
   void Get(const std::string& name, Rule* value);
   void Get(const std::string& name, Form* value);
   void Get(const std::string& name, FeatureMap* value);
+  // The same for values between commas; what was not given leaves `values` as it was. `more` is what Get takes beyond.
+  template <class T, class... More>
+  void GetList(const std::string& name, std::vector<T>* values, More... more) {
+    ForEach(name, [&, first = true](const std::string&) mutable {
+      if (std::exchange(first, false)) values->clear();
+      Get(name, &values->emplace_back(), more...);
+    });
+  }
+  // Calls `body` with each of the values between commas, while Text and Refuse know that one alone.
+  void ForEach(const std::string& name, const std::function<void(const std::string&)>& body);
   void Refuse(const std::string& name, std::string_view must_be);
   void Refuse(std::string message);
   const Status& status() const { return status_; }
@@ -55,6 +68,11 @@ class Flags {
 // The flags that say which layer it is and how to compute it. `options` then refers to the text of `flags`.
 void AddLayerFlags(CLI::App* app, Flags* flags, bool rule_may_be_all);
 void ReadLayerFlags(Flags* flags, bool rule_may_be_all, Options* options);
+// Those of them that bear one value in every command: scale, feature_map, eps, normalize, target and table_limit.
+void AddOptionFlags(CLI::App* app, Flags* flags);
+void ReadOptionFlags(Flags* flags, Options* options);
+// All rules' names, with commas.
+std::string RuleNames();
 
 // Refuses what no memory of this machine holds, before anything is allocated; `what` begins the sentence. Sizes of 0 count as 1, so that behind it no
 // product of a part of the sizes overflows.

@@ -47,6 +47,7 @@ int Main(int argc, char** argv) {
   };
   add("verify", "Compute a layer in all three forms and say whether they are the same function", AddVerify);
   add("run", "Compute a layer on tensors from files and write what it gives", AddRun);
+  add("bench", "Time layers and say how near they come to what this machine can do", AddBench);
   add("rules", "List the rules: equation, other names, needed inputs", AddRules);
   add("info", "Show the processor, the instruction set in use, threads and versions", AddInfo);
   try {

@@ -406,11 +406,11 @@ class BadUse(CommandTest):
 
 class Help(CommandTest):
     def test_everywhere(self):
-        for arguments in ([], ["verify"], ["run"], ["rules"], ["info"]):
+        for arguments in ([], ["verify"], ["run"], ["bench"], ["rules"], ["info"]):
             text = self.ok(*arguments, "--help")
             self.assertIn("Usage: tercet", text)
             self.assertIn("Exit codes: 0", text)
-        for command in ("verify", "run"):
+        for command in ("verify", "run", "bench"):
             self.assertIn("Examples\n  tercet " + command, self.ok(command, "--help"))
         self.assertIn("--plant decay", self.ok("verify", "--help"))
 
@@ -445,11 +445,97 @@ class Help(CommandTest):
             self.assertEqual(self.json("info", env={"TERCET_TARGET": name})["target"], name)
 
 
+class Bench(CommandTest):
+    """No time is asserted, only that there is one."""
+    TINY = ["--heads", "2", "--key-dim", "4", "--value-dim", "6", "--repeat", "5", "--seconds", "0.0001"]
+    KEYS = {"rule", "form", "chunk", "dtype", "decay", "batch", "tokens", "heads", "key_dim", "value_dim", "threads", "target", "ns_per_token_head",
+            "gflops", "peak_fraction", "rmw_fraction", "tokens_per_second", "peak_rss_bytes", "added_bytes"}
+    WORK = {"linear": 4, "retention": 4, "simple_gla": 5, "gla": 5, "rwkv6": 5, "delta": 6, "gated_delta": 7, "kda": 7, "rwkv7": 9}
+
+    def test_every_layer_named_is_timed(self):
+        said = self.json("bench", *self.TINY, "--form", ",".join(FORMS), "--chunk", "0,2", "--dtype", "f32,f64", "--tokens", "1,5", "--batch", "2")
+        self.assertEqual(said["left_out"], [])
+        rows, machine = said["rows"], said["machine"]
+        wanted = {(rule, form, chunk, dtype, tokens) for rule in RULES for form in FORMS for dtype in ("f32", "f64") for tokens in (1, 5)
+                  for chunk in ((0, 2) if form in ("chunkwise", "automatic") else (0,))}
+        self.assertEqual(sorted(wanted), sorted((row["rule"], row["form"], row["chunk"], row["dtype"], row["tokens"]) for row in rows))
+        self.assertTrue({"cpu", "target", "compiler", "version", "peaks"} <= set(machine))
+        peaks = machine["peaks"]
+        for name in ("fma_f32_gflops", "fma_f64_gflops", "copy_cache_gbytes_per_second", "copy_dram_gbytes_per_second"):
+            self.assertGreater(peaks[name], 0)
+        self.assertTrue(peaks["amx_bf16_gflops"] is None or peaks["amx_bf16_gflops"] > 0)
+        for row in rows:
+            self.assertEqual(set(row), self.KEYS)
+            self.assertEqual([row[name] for name in ("batch", "heads", "key_dim", "value_dim", "threads")], [2, 2, 4, 6, 1])
+            self.assertEqual(row["target"], machine["target"])
+            ns = row["ns_per_token_head"]
+            self.assertGreater(ns, 0)
+            self.assertAlmostEqual(row["gflops"] * ns, self.WORK[row["rule"]] * 4 * 6, delta=1e-6)
+            self.assertAlmostEqual(row["gflops"] / peaks["fma_%s_gflops" % row["dtype"]], row["peak_fraction"], delta=1e-9)
+            self.assertAlmostEqual(row["tokens_per_second"] * ns * 2, 1e9, delta=1)
+            self.assertEqual(row["rmw_fraction"] is None, row["tokens"] > 1)
+            self.assertTrue(row["tokens"] > 1 or row["rmw_fraction"] > 0)
+            self.assertGreater(row["peak_rss_bytes"], 1 << 20)
+            self.assertGreaterEqual(row["added_bytes"], 0)
+
+    def test_defaults(self):
+        row, = self.json("bench", "--rule", "kda", "--tokens", "3", "--heads", "1", "--key-dim", "4", "--seconds", "0.0001")["rows"]
+        self.assertEqual([row[name] for name in ("form", "chunk", "dtype", "decay", "batch", "value_dim", "threads")],
+                         ["automatic", 0, "f32", "random", 1, 4, 1])
+
+    def test_text_has_a_line_for_each_layer(self):
+        text = self.ok("bench", *self.TINY, "--rule", "linear,gla,retention", "--decay", "random,mild,strong,none,total", "--tokens", "300")
+        for part in ("cpu ", "target ", "fma ", "amx ", "copy ", " GFLOP/s", "of peak", "of loop"):
+            self.assertIn(part, text)
+        self.assertEqual(len(re.findall(r"(?m)^linear +automatic .* none ", text)), 1)  # it has no decay
+        for rule in ("gla", "retention"):
+            self.assertEqual(re.findall(r"(?m)^%s +automatic +0 +f32 +(\w+) " % rule, text), ["random", "mild", "strong", "none", "total"])
+
+    def test_machine_flags(self):
+        for name in self.json("info")["targets"]:
+            said = self.json("bench", *self.TINY, "--rule", "rwkv7", "--tokens", "2", "--target", name.lower())
+            self.assertEqual([said["machine"]["target"], said["rows"][0]["target"]], [name, name])
+        rows = self.json("bench", *self.TINY, "--rule", "delta", "--tokens", "1,9", "--threads", "1,2,0")["rows"]
+        have = self.json("info")["threads"]
+        self.assertEqual([row["threads"] for row in rows], [1, min(2, have), have] * 2)
+
+    def test_what_can_not_be_timed_is_left_out(self):
+        said = self.json("bench", *self.TINY, "--tokens", "20", "--normalize", "--feature-map", "relu", "--form", "parallel,recurrent", "--table-limit", "9")
+        self.assertEqual([(row["rule"], row["form"]) for row in said["rows"]], [(rule, "recurrent") for rule in NORMALIZED])
+        self.assertEqual(len(said["left_out"]), 13)
+        for one in said["left_out"]:
+            self.assertIn("normalize" if one["layer"].split(",")[0] not in NORMALIZED else "table_limit", one["why"])
+        self.refused("bench", *self.TINY, "--rule", "delta,kda", "--normalize", says="no layer is left to time: normalize")
+
+    def test_refusals(self):
+        for arguments, says in [
+                (["--rule", "linear,lineer"], ["--rule is 'lineer'", "linear, retention"]), (["--rule", "linear,all"], "'all'"), (["--rule", ""], "--rule"),
+                (["--form", "automatic,fast"], "--form is 'fast'"), (["--dtype", "i32"], ["--dtype is 'i32'", "f32"]), (["--dtype", "f32,"], "--dtype is ''"),
+                (["--decay", "soft"], "--decay is 'soft'"), (["--tokens", "1,0"], "--tokens is '0'"), (["--tokens", "1 2"], "--tokens"),
+                (["--heads", "0"], "--heads"), (["--key-dim", "x"], "--key-dim"), (["--value-dim", "0"], "--value-dim"), (["--batch", "0"], "--batch"),
+                (["--chunk", "1,-1"], "--chunk is '-1'"), (["--form", "recurrent", "--chunk", "3"], "chunk is 3"), (["--threads", "-1"], "threads is -1"),
+                (["--threads", "1,many"], "--threads is 'many'"), (["--repeat", "4"], ["--repeat is '4'", "at least 5"]), (["--seconds", "0"], "--seconds"),
+                (["--seconds", "nan"], "--seconds"), (["--target", "Z80"], "Z80"), (["--scale", "inf"], "scale is inf"), (["--seed", "-1"], "--seed"),
+                (["--tokens", "99999999999"], "would take"), (["--tokens", "4294967296", "--heads", "4294967296"], "would take"),
+                (["--input", "a.npz"], "--input"), (["--plant", "mask"], "--plant")]:
+            with self.subTest(arguments=arguments):
+                self.refused("bench", *arguments, says=says)
+        self.refused("bench", env={"TERCET_TARGET": "Z80"}, says="Z80")
+
+    def test_the_examples_of_its_help_are_taken(self):
+        lines = re.findall(r"(?m)^  tercet bench(.*?)(?:  .*)?$", self.ok("bench", "--help"))
+        self.assertGreater(len(lines), 3)
+        for line in lines:
+            given = line.split()
+            small = ["--heads", "1", "--key-dim", "4", "--seconds", "0.0001"] + ([] if "--tokens" in given else ["--tokens", "8"])
+            self.ok("bench", *given, *small)
+
+
 class Page(CommandTest):
     def masked(self, text):
         """What is the same on every machine: numbers, where the ratio is worst, targets and versions are not."""
         text = re.sub(r"(out|final_state|final_key_sum) +(?=\d)", "# ", text)
-        text = re.sub(r"(?m)^(cpu|target|targets|compiler|highway|onetbb) .*$", r"\1 #", text)
+        text = re.sub(r"(?m)^(cpu|target|targets|compiler|highway|onetbb|amx) .*$", r"\1 #", text)
         text = re.sub(r"target \w+", "target #", text)
         return re.sub(r" +", " ", re.sub(r"-?\d[\d.e+-]*", "#", text))
 

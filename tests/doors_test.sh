@@ -33,6 +33,7 @@ opens "targets/ holds no arithmetic" src/targets/chunkwise.cc '  const int64_t c
 opens "targets/ holds no arithmetic" src/targets/chunkwise.cc '  sum += x;'
 opens "targets/ holds no arithmetic" src/targets/other.cc '  return hn::Mul(a, b);'
 opens "only targets/ uses foreach_target" src/forms/chunkwise-inl.h '#include "hwy/foreach_target.h"'
+opens "only targets/ uses foreach_target" cli/run.cc '#include "hwy/foreach_target.h"'
 opens "only targets/ uses foreach_target" tests/a_test.cc '#include <hwy/foreach_target.h>'
 opens "reference/ never includes forms/" src/reference/forms.hpp '#include "src/forms/verbs-inl.h"'
 opens "forms/ never includes reference/" src/forms/verbs-inl.h '#include "src/reference/forms.hpp"'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing. Usage: tools/setup.sh GROUP...   Groups: build test ci bench
+# Installs the Debian packages that are missing. Usage: tools/setup.sh GROUP...   Groups: build test ci
 # Asks dpkg first, so that a machine that has everything needs neither root nor the network.
 set -euo pipefail
 
@@ -7,7 +7,6 @@ declare -A packages=(
   [build]="g++ cmake ninja-build pkg-config libhwy-dev libtbb-dev libcli11-dev nlohmann-json3-dev libfmt-dev libzip-dev"
   [test]="libgtest-dev python3"
   [ci]="clang libclang-rt-dev clang-format"
-  [bench]="libbenchmark-dev"
 )
 
 wanted=()
