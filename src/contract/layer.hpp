@@ -9,6 +9,9 @@
 
 namespace tercet::contract {
 
+// The dtype of accumulators, states and key sums beside a q of that dtype.
+constexpr Dtype StateDtype(Dtype dtype) { return dtype == Dtype::kF64 ? Dtype::kF64 : Dtype::kF32; }
+
 // A call that has been checked: its sizes, and its options with every default filled in.
 struct Layer {
   Rule rule = Rule::kLinear;
@@ -17,7 +20,7 @@ struct Layer {
   double scale = 1;  // 1 under normalize, where it cancels
   double eps = 0;
   bool normalize = false;
-  Dtype dtype = Dtype::kF32;  // of every floating tensor
+  Dtype dtype = Dtype::kF32;  // of q, k, v and out
   int64_t batch = 0, tokens = 0, key_dim = 0, value_dim = 0;
   int64_t q_heads = 0, k_heads = 0, v_heads = 0;
   int64_t state_heads = 0;  // max(k_heads, v_heads)
@@ -26,6 +29,9 @@ struct Layer {
   Inputs in;
   Outputs out;
 
+  // Whether accumulators are f64; else they are f32.
+  bool f64() const { return dtype == Dtype::kF64; }
+  Dtype state_dtype() const { return StateDtype(dtype); }
   // Output heads that read one state head.
   int64_t queries_per_state() const { return out_heads / state_heads; }
 };

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "src/forms/dtypes-inl.h"
 #include "src/forms/job.hpp"
 #include "src/forms/tiles-inl.h"
 #include "src/rules/axes.hpp"
@@ -21,9 +22,6 @@ namespace HWY_NAMESPACE {
 using forms::Arena;
 using forms::HeadOf;
 using forms::Job;
-using forms::LoadOne;
-using forms::LoadRow;
-using forms::StoreRow;
 
 // Row i of what a span holds: packed, or where it lies in the caller's memory.
 template <class T>

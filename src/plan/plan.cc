@@ -46,7 +46,7 @@ int64_t DefaultChunk(const contract::Layer& layer, const targets::Target& target
 Status Make(const Options& options, const contract::Layer& layer, const targets::Target& target, int concurrency, Plan* plan) {
   const int64_t longest = contract::LongestSequence(layer);
   if (longest == 0 && !layer.out.final_state.given() && !layer.out.final_key_sum.given()) return {};  // nothing to write, however many heads
-  const bool f64 = layer.dtype == Dtype::kF64;
+  const bool f64 = layer.f64();
   const Form form = options.form != Form::kAutomatic ? options.form : Form::kChunkwise;
   const int64_t chunk = options.chunk > 0 ? options.chunk : DefaultChunk(layer, target);
   const int64_t tokens_a_pass = target.recurrent->tokens_a_pass[static_cast<size_t>(layer.rule)];
@@ -63,7 +63,7 @@ Status Make(const Options& options, const contract::Layer& layer, const targets:
   if (options.threads > 0) plan->workers = std::min<int64_t>(plan->workers, options.threads);
 
   if (form == Form::kParallel) {
-    const double side = static_cast<double>(plan->span), table = side * side * static_cast<double>(contract::SizeOf(layer.dtype));
+    const double side = static_cast<double>(plan->span), table = side * side * (f64 ? 8 : 4);
     const auto limit = static_cast<double>(options.table_limit);
     if (table > limit)
       return {StatusCode::kTableLimit, "table_limit is " + std::to_string(options.table_limit) + " bytes and must be at least " + Digits(table) +
@@ -82,7 +82,7 @@ Status Make(const Options& options, const contract::Layer& layer, const targets:
   plan->cuts = (panels + panels_a_job - 1) / panels_a_job;
   if (passes) {
     // Heads side by side: a page of rows and a state or so each, as many as leave every worker two jobs.
-    const int64_t state = layer.key_dim * layer.value_dim * contract::SizeOf(layer.dtype);
+    const int64_t state = layer.key_dim * layer.value_dim * (f64 ? 8 : 4);
     plan->heads = std::clamp<int64_t>(std::min(kSideBySide, kStatesBytes / std::max<int64_t>(state, 1)), 1, layer.state_heads);
     if (plan->workers > 1) plan->heads = std::clamp<int64_t>(heads / (2 * plan->workers), 1, plan->heads);
   }

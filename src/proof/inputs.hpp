@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -12,11 +13,25 @@
 
 namespace tercet::proof {
 
+// Memory that begins with a cache line, as the arrays of NumPy's and PyTorch's allocators do: else every row of a benchmark would straddle one more.
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+
+  LineAllocator() = default;
+  template <class U>
+  LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kLine)); }
+  void deallocate(T* memory, size_t) { ::operator delete(memory, kLine); }
+  bool operator==(const LineAllocator&) const { return true; }
+};
+
 // A dense row-major tensor that owns its bytes. Rank 0: not given.
 struct Owned {
   Dtype dtype = Dtype::kF32;
   std::vector<int64_t> shape;
-  std::vector<std::byte> bytes;
+  std::vector<std::byte, LineAllocator<std::byte>> bytes;
 
   static Owned Zeros(Dtype dtype, std::vector<int64_t> shape);
   int64_t size() const;
@@ -33,7 +48,8 @@ struct OwnedInputs {
 
 struct RandomSpec {
   Rule rule = Rule::kLinear;
-  Dtype dtype = Dtype::kF32;
+  Dtype dtype = Dtype::kF32;        // of q, k and v
+  std::optional<Dtype> gate_dtype;  // of log_decay, beta, remove, write and bonus; default: dtype
   int64_t batch = 1, tokens = 96, key_dim = 32, value_dim = 32;
   int64_t heads = 2;
   std::optional<int64_t> q_heads, k_heads, v_heads, gate_heads;  // default: heads
