@@ -100,6 +100,8 @@ class Passes {
   };
 
   struct Ahead;
+  static constexpr int64_t kTurn = 4;        // channels
+  static constexpr int64_t kMostLines = 256;  // of a step
   // What the heads of a job use one after another.
   struct Room {
     Passes* heads;
@@ -301,39 +303,47 @@ class Passes {
     }
   }
 
-  // Walks the lines of the next head's rows, `quota` lines for every vector of channels of a pass.
+  // Where the walk over the next head's rows is. Every step is given its share of lines as a list, and a pass asks for `a_turn` of them every kTurn
+  // channels: evenly, for a core waits for a dozen lines at a time and no more.
   struct Ahead {
-    const Passes* head = nullptr;
-    int64_t tokens_ahead, quota = 0, stream, token;
+    const Passes* head;
+    int64_t tokens_ahead, a_step, a_turn, stream, token;
     const std::byte *line, *row_end;
+    const std::byte* list[kMostLines];
   };
 
   void StartAhead(const Passes& next, int64_t tokens_ahead) const {
     Ahead& ahead = *room_.ahead;
     int64_t lines = 0;
     for (int64_t x = 0; x < next.stream_count_; ++x) lines += span_.n * ((next.streams_[x].bytes + 127) / 64);
-    const int64_t strips = (vectors_ + kVectors - 1) / kVectors, turns = strips * blocks_ * (span_.row / kLanes);
-    ahead = {&next, tokens_ahead, (lines + turns - 1) / turns, 0, -1, nullptr, nullptr};
+    const int64_t steps = (vectors_ + kVectors - 1) / kVectors * blocks_, turns = span_.K / kTurn + 1;
+    ahead.head = &next;
+    ahead.tokens_ahead = tokens_ahead;
+    ahead.a_turn = std::min((lines + steps * turns - 1) / (steps * turns), kMostLines / turns);
+    ahead.a_step = ahead.a_turn * turns;
+    ahead.stream = 0;
+    ahead.token = -1;
     NextRow();
   }
-  HWY_NOINLINE void NextRow() const {
+  void NextRow() const {
     Ahead& ahead = *room_.ahead;
     if (++ahead.token == span_.n) {
       ahead.token = 0;
       ++ahead.stream;
     }
     if (ahead.stream >= ahead.head->stream_count_ || span_.tokens[ahead.token] + ahead.tokens_ahead >= walk_.end()) {
-      ahead.quota = 0;
+      ahead.a_turn = ahead.a_step = 0;
       return;
     }
     const Stream& stream = ahead.head->streams_[ahead.stream];
     ahead.line = stream.at + (span_.tokens[ahead.token] + ahead.tokens_ahead) * stream.step;
     ahead.row_end = ahead.line + stream.bytes + 63;  // a row need not begin with a line
   }
-  HWY_INLINE void Prefetch() const {
+  void ListLines() const {
     Ahead& ahead = *room_.ahead;
-    for (int64_t i = 0; i < ahead.quota; ++i) {
-      __builtin_prefetch(ahead.line, 0, 2);
+    const int64_t n = ahead.a_step;
+    for (int64_t i = 0; i < n; ++i) {
+      ahead.list[i] = ahead.line;
       ahead.line += 64;
       if (ahead.line >= ahead.row_end) NextRow();
     }
@@ -552,6 +562,7 @@ class Passes {
     const Tag<T> d;
     const int64_t first = FirstToken(b), column = strip.first * kLanes;
     const Numbers& numbers = NumbersAt(0, b);
+    ListLines();
     Vector<T> u[C][m], p[C][m];
     HWY_UNROLL(4)
     for (int i = 0; i < C; ++i) {
@@ -629,6 +640,8 @@ class Passes {
     T* HWY_RESTRICT state = strip.state;
     const T* HWY_RESTRICT up = CoefsAt(0, b);
     const T* HWY_RESTRICT rd = kR > 0 ? CoefsAt(0, next) : up;
+    const std::byte* const* HWY_RESTRICT lines = room_.ahead->list;
+    const int64_t a_turn = room_.ahead->a_turn;
     const auto factor = hn::Set(d, S::kPerToken && kU > 0 ? NumbersAt(0, b).factor : T{1});
     Vector<T> x_sum[kR + 1][m], r_sum[kR + 1][m];
     HWY_UNROLL(4)
@@ -638,8 +651,11 @@ class Passes {
     }
     for (int64_t c = 0; c < K; c += kLanes, up += Write::kRows * kLanes, rd += Read::kRows * kLanes) {
       const int64_t count = K - c < kLanes ? K - c : kLanes;
-      if constexpr (kU > 0) Prefetch();
       for (int64_t l = 0; l < count; ++l, state += m * kLanes) {
+        if constexpr (kU > 0) {
+          if (l % kTurn == 0)
+            for (int64_t i = 0; i < a_turn; ++i) __builtin_prefetch(*lines++, 0, 2);
+        }
         Vector<T> s[m];
         HWY_UNROLL(4)
         for (int n = 0; n < m; ++n) s[n] = hn::Load(d, state + n * kLanes);
