@@ -68,13 +68,18 @@ class Tokens {
 
   int64_t batch() const { return at_.batch; }
   int64_t end() const { return at_.end; }
+  int64_t length() const { return at_.end - at_.begin; }  // tokens left
+  // Whether the next token is valid.
+  bool Valid() const {
+    const ConstTensor& valid = job_.layer->in.valid;
+    return !valid.given() || contract::ReadInteger(valid, contract::Offset(valid, at_.batch, at_.begin)) != 0;
+  }
 
   // The next valid tokens, at most `most`, and how many they are: 0 at the end.
   int64_t Next(int64_t most, int64_t* tokens) {
     int64_t n = 0;
-    const ConstTensor& valid = job_.layer->in.valid;
     for (; at_.begin < at_.end && n < most; ++at_.begin) {
-      if (!valid.given() || contract::ReadInteger(valid, contract::Offset(valid, at_.batch, at_.begin)) != 0)
+      if (Valid())
         tokens[n++] = at_.begin;
       else
         ClearRow(at_.begin);

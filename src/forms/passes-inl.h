@@ -8,8 +8,8 @@
 //   state     S <- F(n, 0) S0 + sum of F(n, j) k_j u_j' [+ F(n, j) w_j p_j']
 //
 // n is 1 for the recurrent form. The pass that writes a block into the state also reads it for the next block, so that a state row is loaded and
-// stored once a block whatever the rule; what is prepared for a pass lies in the order in which the pass reads it. For n tokens an element of the state costs one
-// multiplication by its decay, n multiply-adds of the update and n of every read.
+// stored once a block whatever the rule; what is prepared for a pass lies in the order in which the pass reads it. For n tokens an element of the
+// state costs one multiplication by its decay, n multiply-adds of the update and n of every read.
 #include <cstdint>
 
 #include "src/forms/job.hpp"
@@ -30,6 +30,7 @@ namespace HWY_NAMESPACE {
 template <class R, class T>
 class Passes {
   using S = Span<R, T>;
+  static constexpr int64_t kLanes = hn::MaxLanes(Tag<T>());
 
  public:
   // Tokens of a block, and vectors of value columns in a pass: what u, p and the sums of x and r leave of the registers. Four tokens pay where they
@@ -40,6 +41,8 @@ class Passes {
 #else
   static constexpr int kVectors = kTokens == 4 || S::kRankOne ? 1 : 2;
 #endif
+  // Vectors side by side where a state is left where it lies.
+  static constexpr int kWide = 4;
   static constexpr int64_t kPanel = 2 * hn::MaxLanes(Tag<T>());
 
   static int64_t Bytes(const Job& job) {
@@ -62,14 +65,12 @@ class Passes {
   }
 
  private:
-  static constexpr int64_t kLanes = hn::MaxLanes(Tag<T>());
-
   // A block's rows as a pass reads them: for every `lanes` channels the rows below, a vector each.
   template <int C>
   struct Coefs {
-    static constexpr int kK = 0;                                              // F(n, j) k_j
-    static constexpr int kW = C;                                              // F(n, j) w_j
-    static constexpr int kX = kW + (S::kRankOne ? C : 0);                     // x_i
+    static constexpr int kK = 0;                                                  // F(n, j) k_j
+    static constexpr int kW = C;                                                  // F(n, j) w_j
+    static constexpr int kX = kW + (S::kRankOne ? C : 0);                         // x_i
     static constexpr bool kKeysAreRead = S::kDelta && R::kDecay == Decay::kNone;  // r_i is k_i
     static constexpr int kR = kKeysAreRead ? kK : kX + C;
     static constexpr int kD = kX + C + (S::kReads && !kKeysAreRead ? C : 0);  // F(n, 0)
@@ -100,7 +101,7 @@ class Passes {
   };
 
   struct Ahead;
-  static constexpr int64_t kTurn = 4;        // channels
+  static constexpr int64_t kTurn = 4;         // channels
   static constexpr int64_t kMostLines = 256;  // of a step
   // What the heads of a job use one after another.
   struct Room {
@@ -157,10 +158,11 @@ class Passes {
     span_.PackHead();
     FindStreams();
     if (span_.layer.normalize) span_.LoadKeySum(key_sum_);
-    LoadState();
+    state_in_place_ = OneToken();
+    if (!state_in_place_) LoadState();
   }
   void End() const {
-    StoreState();
+    if (!state_in_place_) StoreState();
     if (span_.layer.normalize) span_.StoreKeySum(key_sum_);
   }
 
@@ -175,8 +177,12 @@ class Passes {
       for (int64_t g = 0; g < span_.queries; ++g) Full(b) ? Prepare<kTokens>(g, b) : Prepare<1>(g, b);
       if (span_.layer.normalize) Full(b) ? Normalise<kTokens>(b) : Normalise<1>(b);
     }
-    StartAhead(next, same_tokens ? 0 : span_.capacity);
-    AllPasses(next.state_);
+    if (state_in_place_) {
+      PassInPlace();
+    } else {
+      StartAhead(next, same_tokens ? 0 : span_.capacity);
+      AllPasses(next.state_);
+    }
     StoreOutputs();
     return true;
   }
@@ -191,7 +197,8 @@ class Passes {
   }
   Numbers& NumbersAt(int64_t g, int64_t b) const { return room_.numbers[g * blocks_ + b]; }
 
-  // ---- What comes in and goes out ------------------------------------------------------------------------------------------------------------------
+  // ---- What comes in and goes out
+  // ------------------------------------------------------------------------------------------------------------------
 
   void TakeQueries() {
     for (int64_t g = 0; g < span_.queries; ++g) room_.q_rows[g] = span_.Queries(walk_.batch(), g, room_.q + g * span_.capacity * span_.row);
@@ -219,8 +226,8 @@ class Passes {
     for (int64_t g = 0; g < span_.queries; ++g) {
       room_.out_rows[g] = {room_.out + g * span_.capacity * width_, width_, nullptr};
       if (OutputsInPlace())
-        room_.out_rows[g] = {static_cast<T*>(t.data) + contract::Offset(t, walk_.batch(), 0, span_.job.head * span_.queries + g, span_.job.column), t.strides[1],
-                   span_.tokens};
+        room_.out_rows[g] = {static_cast<T*>(t.data) + contract::Offset(t, walk_.batch(), 0, span_.job.head * span_.queries + g, span_.job.column),
+                             t.strides[1], span_.tokens};
     }
   }
   void StoreOutputs() const {
@@ -239,8 +246,7 @@ class Passes {
   template <class Each>
   void ForEachStrip(Each&& each) const {
     for (int64_t first = 0; first < vectors_;) {
-      int vectors = kVectors;
-      while (first + vectors > vectors_) vectors /= 2;
+      const int vectors = first + kVectors <= vectors_ ? kVectors : 1;
       each(Strip{first, vectors, state_ + span_.K * first * kLanes, nullptr});
       first += vectors;
     }
@@ -526,16 +532,14 @@ class Passes {
     }
   }
 
-  // ---- The passes ------------------------------------------------------------------------------------------------------------------------------------
+  // ---- The passes
+  // ------------------------------------------------------------------------------------------------------------------------------------
 
   void AllPasses(const T* next_state) const {
     ForEachStrip([&](Strip strip) HWY_ATTR {
       const T* after = strip.state + span_.K * strip.vectors * kLanes;
       strip.next = after < state_ + span_.K * width_ ? after : next_state;
       if (strip.vectors == kVectors) return StripPasses<kVectors>(strip);
-      if constexpr (kVectors == 4) {
-        if (strip.vectors == 2) return StripPasses<2>(strip);
-      }
       StripPasses<1>(strip);
     });
   }
@@ -710,6 +714,107 @@ class Passes {
     }
   }
 
+  // ---- One token: the state where it lies
+  // ----------------------------------------------------------------------------------------------------------
+  //
+  // Then it is read and written once (read once more where the update reads it), row after row as it lies in memory, and not copied.
+
+  bool OneToken() const {
+    const ConstTensor& from = span_.layer.in.initial_state;
+    const ConstTensor to = span_.layer.out.final_state;
+    return walk_.length() == 1 && walk_.Valid() && from.given() && to.given() && LiesReady<T>(from, span_.job.columns) &&
+           LiesReady<T>(to, span_.job.columns);
+  }
+
+  void PassInPlace() const {
+    for (int64_t first = 0; first < vectors_;) {
+      const int64_t left = vectors_ - first;
+      if (left >= kWide)
+        StripInPlace<kWide>(first), first += kWide;
+      else
+        StripInPlace<1>(first), first += 1;
+    }
+  }
+
+  template <int m>
+  HWY_NOINLINE void StripInPlace(int64_t first) const {
+    using At = Coefs<1>;
+    const Tag<T> d;
+    const Job& job = span_.job;
+    const ConstTensor& source = span_.layer.in.initial_state;
+    const ConstTensor target = span_.layer.out.final_state;
+    const int64_t column = first * kLanes, from_row = source.strides[2], to_row = target.strides[2], K = span_.K;
+    const T* from = static_cast<const T*>(source.data) + contract::Offset(source, job.sequence, job.head, 0, job.column + column);
+    T* to = static_cast<T*>(span_.layer.out.final_state.data) + contract::Offset(target, job.sequence, job.head, 0, job.column + column);
+    const T* coefs = CoefsAt(0, 0);
+    const auto coef = [&](int which, int64_t c) HWY_ATTR { return hn::Set(d, coefs[(c / kLanes * At::kRows + which) * kLanes + c % kLanes]); };
+    const auto factor = hn::Set(d, S::kPerToken ? NumbersAt(0, 0).factor : T{1});
+    Vector<T> u[1][m], p[1][m], x_sum[m];
+    HWY_UNROLL(8)
+    for (int n = 0; n < m; ++n) {
+      u[0][n] = hn::LoadU(d, v_[0] + column + n * kLanes);
+      p[0][n] = x_sum[n] = hn::Zero(d);
+    }
+    // The reads of the other query heads come before the write.
+    for (int64_t g = 1; g < span_.queries; ++g) {
+      const T* x = CoefsAt(g, 0);
+      Vector<T> sum[m];
+      HWY_UNROLL(8)
+      for (int n = 0; n < m; ++n) sum[n] = hn::Zero(d);
+      for (int64_t c = 0; c < K; ++c) {
+        HWY_UNROLL(8)
+        for (int n = 0; n < m; ++n) sum[n] = hn::MulAdd(hn::Set(d, x[c]), hn::LoadU(d, from + c * from_row + n * kLanes), sum[n]);
+      }
+      HWY_UNROLL(8)
+      for (int n = 0; n < m; ++n) hn::StoreU(sum[n], d, OutOf(g) + column + n * kLanes);
+    }
+    if constexpr (S::kReads) {
+      Vector<T> r_sum[m];
+      HWY_UNROLL(8)
+      for (int n = 0; n < m; ++n) r_sum[n] = hn::Zero(d);
+      for (int64_t c = 0; c < K; ++c) {
+        const auto x = coef(At::kX, c), r = coef(At::kR, c);
+        HWY_UNROLL(8)
+        for (int n = 0; n < m; ++n) {
+          const auto s = hn::LoadU(d, from + c * from_row + n * kLanes);
+          x_sum[n] = hn::MulAdd(x, s, x_sum[n]);
+          r_sum[n] = hn::MulAdd(r, s, r_sum[n]);
+        }
+      }
+      HWY_UNROLL(8)
+      for (int n = 0; n < m; ++n) {
+        if constexpr (S::kDelta)
+          u[0][n] = hn::Mul(hn::Set(d, NumbersAt(0, 0).b[0][0]), hn::Sub(u[0][n], r_sum[n]));
+        else
+          p[0][n] = r_sum[n];
+      }
+    }
+    for (int64_t c = 0; c < K; ++c) {
+      const auto k = coef(At::kK, c);
+      HWY_UNROLL(8)
+      for (int n = 0; n < m; ++n) {
+        auto s = hn::LoadU(d, from + c * from_row + n * kLanes);
+        if constexpr (!S::kReads) x_sum[n] = hn::MulAdd(coef(At::kX, c), s, x_sum[n]);
+        if constexpr (S::kPerChannel) s = hn::Mul(s, coef(At::kD, c));
+        if constexpr (S::kPerToken) s = hn::Mul(s, factor);
+        s = hn::MulAdd(k, u[0][n], s);
+        if constexpr (S::kRankOne) s = hn::MulAdd(coef(At::kW, c), p[0][n], s);
+        hn::StoreU(s, d, to + c * to_row + n * kLanes);
+      }
+    }
+    for (int64_t g = 0; g < span_.queries; ++g) {
+      const Numbers& numbers = NumbersAt(g, 0);
+      HWY_UNROLL(8)
+      for (int n = 0; n < m; ++n) {
+        T* o = OutOf(g) + column + n * kLanes;
+        auto sum = hn::MulAdd(hn::Set(d, numbers.a[0][0]), u[0][n], g == 0 ? x_sum[n] : hn::LoadU(d, o));
+        if constexpr (S::kRankOne) sum = hn::MulAdd(hn::Set(d, numbers.aw[0][0]), p[0][n], sum);
+        hn::StoreU(sum, d, o);
+      }
+    }
+  }
+  T* OutOf(int64_t g) const { return room_.out_rows[g][0]; }
+
   // The reads of query head g for block b: a pass that only reads.
   template <int C, int m>
   HWY_NOINLINE void ReadOther(const Strip& strip, int64_t g, int64_t b) const {
@@ -740,6 +845,7 @@ class Passes {
   }
 
   const Job job_;  // of this head alone
+  bool state_in_place_ = false;
   const Room& room_;
   S span_;
   forms::Tokens<T> walk_;

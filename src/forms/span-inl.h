@@ -66,9 +66,9 @@ struct Span {
   T* k_room;  // [n][row], as the rows below where they are packed
   T* r_room;
   T* w_room;
-  T* D;      // kPerToken [n], kPerChannel [n][row]
-  T* beta;   // kDelta [n]
-  T* bonus;  // kReadBefore [row]
+  T* D;             // kPerToken [n], kPerChannel [n][row]
+  T* beta;          // kDelta [n]
+  T* bonus;         // kReadBefore [row]
   Rows<T> k, r, w;  // keys with features mapped; kRankOne: remove and write
 
   Span(const Job& j, Arena& arena, bool rows_in_place)

@@ -8,7 +8,7 @@ namespace tercet::plan {
 
 namespace {
 
-// Tokens whose rows the passes hold at once: what they prepare of 64 tokens at K = 128 lies in L2, and a strip of the state in L1.
+// Tokens whose rows the passes hold at once: what they prepare of 32 tokens at K = 128 lies in L2, and a strip of the state in L1.
 constexpr int64_t kPassSpan = 32;
 // Heads that passes take side by side: their rows of a token share a page, and their states lie in L2.
 constexpr int64_t kSideBySide = 8;
