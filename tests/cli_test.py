@@ -23,8 +23,8 @@ GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "golde
 RULES = ["linear", "retention", "simple_gla", "gla", "rwkv6", "delta", "gated_delta", "kda", "rwkv7"]
 NORMALIZED = RULES[:5]
 FORMS = ["parallel", "recurrent", "chunkwise", "automatic"]
-LETTERS = {"F32": "f", "F64": "d", "I32": "i", "I64": "q", "U8": "B", "BOOL": "?"}
-NUMPY = {"F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8", "U8": "|u1", "BOOL": "|b1"}
+LETTERS = {"F16": "e", "F32": "f", "F64": "d", "I32": "i", "I64": "q", "U8": "B", "BOOL": "?"}
+NUMPY = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8", "U8": "|u1", "BOOL": "|b1"}
 
 
 class Array:
@@ -35,10 +35,14 @@ class Array:
         self.dtype, self.shape, self.numbers = dtype, list(shape), list(numbers)
 
     def bytes(self):
+        if self.dtype == "BF16":  # the upper halves of floats
+            return b"".join(struct.pack("<f", x)[2:] for x in self.numbers)
         return struct.pack("<%d%s" % (len(self.numbers), LETTERS[self.dtype]), *self.numbers)
 
     @staticmethod
     def of(dtype, shape, data):
+        if dtype == "BF16":
+            return Array(dtype, shape, [struct.unpack("<f", b"\0\0" + data[i:i + 2])[0] for i in range(0, len(data), 2)])
         return Array(dtype, shape, struct.unpack("<%d%s" % (math.prod(shape), LETTERS[dtype]), data))
 
 
@@ -267,8 +271,8 @@ class SixTokens(CommandTest):
 
 
 class RandomTensors(CommandTest):
-    def test_every_rule_in_both_dtypes(self):
-        for dtype in ("f32", "f64"):
+    def test_every_rule_in_every_dtype(self):
+        for dtype in ("f32", "f64", "bf16", "f16"):
             text = self.ok("verify", "--rule", "all", "--dtype", dtype)
             self.assertIn("The same in algebra", text)
             self.assertIn("The same in floating point", text)
@@ -377,7 +381,7 @@ class BadUse(CommandTest):
                 (["verify", "--chunk", "-1"], "chunk is -1"), (["verify", "--chunk", "many"], "--chunk"), (["verify", "--scale", "nan"], "scale is nan"),
                 (["verify", "--scale", "inf"], "scale is inf"), (["verify", "--scale", "1e999"], "--scale"), (["verify", "--scale", "1,5"], "--scale"),
                 (["verify", "--eps", "-1"], "eps is -1"), (["verify", "--eps", "nan"], "eps"), (["verify", "--seed", "-1"], "--seed"),
-                (["verify", "--seed", "18446744073709551616"], "--seed"), (["verify", "--dtype", "f16"], ["--dtype", "f32 or f64"]),
+                (["verify", "--seed", "18446744073709551616"], "--seed"), (["verify", "--dtype", "f8"], ["--dtype", "f32, f64, bf16 or f16"]),
                 (["verify", "--feature-map", "gelu"], ["--feature-map", "elu_plus_one"]), (["verify", "--threads", "-1"], "threads is -1"),
                 (["verify", "--threads", far], "--threads"), (["verify", "--target", "Z80"], "Z80"), (["verify", "--table-limit", "-1"], "table_limit"),
                 (["verify", "--normalize=perhaps"], "perhaps"), (["verify", "--scale", "1", "--scale", "2"], "--scale"),
@@ -857,6 +861,32 @@ class Run(CommandTest):
         out, state = self.run_layer("gated_delta", masked, "recurrent")
         self.assertEqual(out.numbers, parts[0][0].numbers + [0] * 42)
         self.assertEqual(state["final_state"].numbers, parts[0][1]["final_state"].numbers)
+
+    def test_sixteen_bits(self):
+        for dtype, unit in (("BF16", 2**-8), ("F16", 2**-11)):
+            for rule in RULES:
+                arrays = layer(rule, dtype=dtype)
+                # What the file holds, and a state and a gate in f32 beside it.
+                arrays = {name: Array.of(dtype, array.shape, array.bytes()) for name, array in arrays.items()}
+                arrays["initial_state"].dtype = "F32"
+                for name in ("log_decay", "write"):
+                    if name in arrays:
+                        arrays[name].dtype = "F32"
+                out, state = self.run_layer(rule, arrays, "chunkwise", "--chunk", "5")
+                self.assertEqual([out.dtype, state["final_state"].dtype], [dtype, "F32"])
+                wide = {name: Array("F64", array.shape, array.numbers) for name, array in arrays.items()}
+                exact, exact_state = self.run_layer(rule, wide, "recurrent")
+                self.close(out, exact, 1.01 * unit * max(abs(x) for x in exact.numbers))
+                self.close(state["final_state"], exact_state["final_state"], 1e-5 * max(abs(x) for x in exact_state["final_state"].numbers))
+                verdict = self.json("verify", "--rule", rule, "--input", self.write("n.safetensors", safetensors(arrays)))
+                self.assertEqual([verdict["dtype"], verdict["same"]], [dtype.lower(), True])
+        # NumPy has f16 and no bf16.
+        half, brain = (self.write(name, safetensors(layer("linear", dtype=dtype, state=False)))
+                       for name, dtype in (("h.safetensors", "F16"), ("b.safetensors", "BF16")))
+        self.ok("run", "--rule", "linear", "--input", half, "--output", self.path("o.npz"), "--final-state", self.path("s.npz"))
+        self.assertEqual([read(self.path("o.npz"))[0]["out"].dtype, read(self.path("s.npz"))[0]["final_state"].dtype], ["F16", "F32"])
+        self.refused("run", "--rule", "linear", "--input", brain, "--output", self.path("b.npz"), says=["b.npz", ".safetensors", "bf16"])
+        self.assertFalse(os.path.exists(self.path("b.npz")))
 
     def test_grouped_heads(self):
         arrays = layer("linear", H=1, state=False)

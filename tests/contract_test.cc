@@ -93,6 +93,11 @@ RandomSpec Normalized(Rule rule) {
   spec.normalize = true;
   return spec;
 }
+RandomSpec In(Dtype dtype, Rule rule) {
+  RandomSpec spec = Spec(rule);
+  spec.dtype = dtype;
+  return spec;
+}
 Call Right(Rule rule) { return Right(Spec(rule)); }
 
 // Calls that together have every tensor there is.
@@ -392,6 +397,20 @@ const Refusal kValueRefusals[] = {
            c.in.log_decay.data = static_cast<const std::byte*>(c.in.log_decay.data) + 3 * sizeof(float); c.in.log_decay.strides[3] = -1)},
     {"beta_nan", StatusCode::kValue, "beta[0, 4, 1] is nan and must be finite", SPOIL(Rule::kDelta, c.tensors.beta.Set(9, kNan))},
     {"beta_infinite", StatusCode::kValue, "beta[1, 0, 0] is -inf and must be finite", SPOIL(Rule::kDelta, c.tensors.beta.Set(12, -kInfinity))},
+    {"log_decay_bf16_positive", StatusCode::kValue,
+     "log_decay[1, 5, 1] is 0.5 and must be at most 0: it is the natural logarithm of the factor by which the state decays",
+     SPOIL(In(Dtype::kBF16, Rule::kGatedDelta), c.tensors.log_decay.Set(23, 0.5))},
+    {"log_decay_bf16_strided", StatusCode::kValue,
+     "log_decay[0, 2, 1, 3] is nan and must be at most 0: it is the natural logarithm of the factor by which the state decays",
+     SPOIL(In(Dtype::kBF16, Rule::kGla), c.tensors.log_decay.Set((2 * 2 + 1) * 4, kNan);
+           c.in.log_decay.data = static_cast<const std::byte*>(c.in.log_decay.data) + 3 * 2; c.in.log_decay.strides[3] = -1)},
+    {"log_decay_f16_least", StatusCode::kValue,
+     "log_decay[1] is 5.96046448e-08 and must be at most 0: it is the natural logarithm of the factor by which the state decays",
+     SPOIL(In(Dtype::kF16, Rule::kRetention), c.tensors.log_decay.Set(1, 0x1p-24))},
+    {"beta_bf16_nan", StatusCode::kValue, "beta[0, 4, 1] is nan and must be finite",
+     SPOIL(In(Dtype::kBF16, Rule::kDelta), c.tensors.beta.Set(9, kNan))},
+    {"beta_f16_infinite", StatusCode::kValue, "beta[1, 0, 0] is inf and must be finite",
+     SPOIL(In(Dtype::kF16, Rule::kKda), c.tensors.beta.Set(12, 70000))},
     {"valid_excuses_no_valid_token", StatusCode::kValue, "beta[0, 4, 1] is inf and must be finite",
      SPOIL(Masked(Rule::kDelta), c.tensors.beta.Set(9, kInfinity); std::memset(c.tensors.valid.bytes.data(), 0, 12); c.tensors.valid.Set(4, 1))},
     {"valid_excuses_no_constant", StatusCode::kValue,
@@ -584,12 +603,12 @@ TEST(EveryRule, NeedsWhatItListsAndTakesNothingElse) {
 
 TEST(TableLimit, IsReachedAndNotPassed) {
   for (const RuleInfo& info : Rules()) {
-    for (const Dtype dtype : {Dtype::kF32, Dtype::kF64}) {
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kF64, Dtype::kBF16}) {
       RandomSpec spec = Spec(info.rule);
       spec.dtype = dtype;
       Call call = Right(spec);
       call.options.form = Form::kParallel;
-      call.options.table_limit = 36 * contract::SizeOf(dtype);
+      call.options.table_limit = 36 * contract::SizeOf(contract::StateDtype(dtype));  // a table holds accumulators
       ExpectOk(call);
       Call below = Right(spec);
       below.options = call.options;
@@ -879,7 +898,7 @@ TEST(Empty, NoBatchAndNoSequences) {
 TEST(Gates, OfInvalidTokensMayBeAnything) {
   for (const RuleInfo& info : Rules()) {
     for (const Form form : kForms) {
-      for (const Dtype dtype : {Dtype::kF32, Dtype::kF64}) {
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kF16}) {
         RandomSpec spec = Masked(info.rule);
         spec.dtype = dtype;
         Call good = Right(spec), spoiled = Right(spec);
@@ -1039,9 +1058,9 @@ TEST(Overlap, OfAStateWithItselfIsRight) {
 TEST(Overlap, OfViewsIntoOneBufferIsNone) {
   for (const RuleInfo& info : Rules()) {
     for (const Form form : kForms) {
-      for (const Dtype dtype : {Dtype::kF32, Dtype::kF64}) {
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kF64, Dtype::kBF16}) {
         for (const int64_t tokens : {1, 6, 20}) {
-          const int64_t B = 2, H = 3, D = 5, size = contract::SizeOf(dtype);
+          const int64_t B = 2, H = 3, D = 5;
           RandomSpec spec = Spec(info.rule);
           spec.dtype = dtype;
           spec.tokens = tokens;
@@ -1050,19 +1069,20 @@ TEST(Overlap, OfViewsIntoOneBufferIsNone) {
           Call apart = Right(spec), table = Right(spec);
           apart.options.form = table.options.form = form;
           ExpectOk(apart);
-          Owned rows = Owned::Zeros(dtype, {B * tokens * 4, H * D}), states = Owned::Zeros(dtype, {B * 2, H * D * D});
+          Owned rows = Owned::Zeros(dtype, {B * tokens * 4, H * D}), states = Owned::Zeros(contract::StateDtype(dtype), {B * 2, H * D * D});
           // Column `column` of `columns`, whose rows of n elements lie one after the other in `from`.
           const auto move = [&](const ConstTensor& from, Owned& to, int64_t column, int64_t columns, int64_t n) {
+            const int64_t size = contract::SizeOf(from.dtype);
             for (int64_t i = 0; i < to.size() / n / columns; ++i)
               std::memcpy(to.bytes.data() + (i * columns + column) * n * size, static_cast<const std::byte*>(from.data) + i * n * size,
                           static_cast<size_t>(n * size));
           };
           const auto row_view = [&](auto& view, int64_t column) {
-            view.data = rows.bytes.data() + column * H * D * size;
+            view.data = rows.bytes.data() + column * H * D * contract::SizeOf(view.dtype);
             view.strides = {tokens * 4 * H * D, 4 * H * D, D, 1};
           };
           const auto state_view = [&](auto& view, int64_t column) {
-            view.data = states.bytes.data() + column * H * D * D * size;
+            view.data = states.bytes.data() + column * H * D * D * contract::SizeOf(view.dtype);
             view.strides = {2 * H * D * D, D * D, D, 1};
           };
           move(table.in.q, rows, 0, 4, H * D);
@@ -1203,8 +1223,8 @@ class Meeting : public testing::Test {
   }
 
   Dtype DrawDtype() {
-    const Dtype dtypes[] = {Dtype::kF32, Dtype::kF64, Dtype::kBool};
-    return dtypes[Draw(0, 2)];
+    const Dtype dtypes[] = {Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kBool};
+    return dtypes[Draw(0, 3)];
   }
 
   std::mt19937_64 random_{20240607};
@@ -1556,7 +1576,8 @@ TEST(Random, MutationsAreComputedOrRefusedAndNothingElseIsWritten) {
   for (int round = 0; round < 6000; ++round) {
     const RuleInfo& info = Rules()[static_cast<size_t>(round) % Rules().size()];
     RandomSpec spec = round % 2 == 0 ? Masked(info.rule) : Packed(info.rule);
-    spec.dtype = round % 4 < 2 ? Dtype::kF32 : Dtype::kF64;
+    const Dtype dtypes[] = {Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kF16};
+    spec.dtype = dtypes[round / 2 % 4];
     spec.normalize = info.can_normalize && round % 3 == 0;
     spec.q_heads = round % 5 == 0 ? 4 : 2;
     Roomy call(spec);
@@ -1612,7 +1633,7 @@ class FloatingPoint : public testing::TestWithParam<Rule> {
   // Attend with the mode that `set` sets gives the bits it gives without, and leaves that mode.
   void Check(const char* what, const std::function<void()>& set) {
     SCOPED_TRACE(what);
-    for (const Dtype dtype : {Dtype::kF32, Dtype::kF64}) {
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kF16}) {
       for (const FeatureMap map : {FeatureMap::kIdentity, FeatureMap::kEluPlusOne, FeatureMap::kL2Norm}) {
         for (const Form form : kForms) {
           for (RandomSpec spec : {Masked(GetParam()), Large(GetParam())}) {

@@ -262,5 +262,91 @@ TEST_P(Halves, RowsEndWhereTheyEnd) {
   }
 }
 
+// ---- Layers ---------------------------------------------------------------------------------------------------------------------------------
+
+Owned As(const Owned& from, Dtype dtype) {
+  if (from.shape.empty()) return from;
+  Owned to = Owned::Zeros(dtype, from.shape);
+  for (int64_t i = 0; i < to.size(); ++i) to.Set(i, from.Get(i));
+  return to;
+}
+OwnedInputs As(const OwnedInputs& from, Dtype dtype, Dtype gate_dtype) {
+  OwnedInputs to = from;
+  for (Owned* t : {&to.q, &to.k, &to.v}) *t = As(*t, dtype);
+  for (Owned* t : {&to.log_decay, &to.beta, &to.remove, &to.write, &to.bonus}) *t = As(*t, gate_dtype);
+  for (Owned* t : {&to.initial_state, &to.initial_key_sum}) *t = As(*t, contract::StateDtype(dtype));
+  return to;
+}
+
+// q, k, v and out of 16 bits are f32 on the way: the recurrent form gives the bits that it gives for the same numbers in f32, out rounded.
+TEST_P(Halves, ARecurrenceIsThatOfF32Rounded) {
+  const Format& f = GetParam();
+  for (const std::string& target : Targets()) {
+    for (const RuleInfo& info : Rules()) {
+      for (const Dtype gate_dtype : {f.dtype, Dtype::kF32}) {
+        SCOPED_TRACE(target + " " + std::string(info.name));
+        RandomSpec spec;
+        spec.rule = info.rule;
+        spec.dtype = f.dtype;
+        spec.gate_dtype = gate_dtype;
+        spec.tokens = 70;
+        spec.key_dim = 20;
+        spec.value_dim = 37;
+        spec.valid_fraction = 0.8;
+        spec.normalize = info.can_normalize;
+        Options options;
+        options.rule = info.rule;
+        options.form = Form::kRecurrent;
+        options.target = target;
+        options.normalize = spec.normalize;
+        options.feature_map = spec.feature_map = spec.normalize ? FeatureMap::kEluPlusOne : FeatureMap::kL2Norm;
+        const OwnedInputs inputs = RandomInputs(spec), wide = As(inputs, Dtype::kF32, Dtype::kF32);
+        const Results got = Compute(options, inputs.view());
+        Results want = Compute(options, wide.view());
+        want.out = As(want.out, f.dtype);
+        ExpectSameBits(got, want);
+      }
+    }
+  }
+}
+
+double RootMeanSquare(const std::vector<double>& a, const std::vector<double>& b) {
+  double squares = 0;
+  for (size_t i = 0; i < a.size(); ++i) squares += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::sqrt(squares / static_cast<double>(a.size()));
+}
+
+// Against the truth of numbers that have not been rounded: no more than twice what rounding the inputs and the outputs alone costs.
+TEST_P(Halves, ErrAtMostTwiceWhatRoundingInputsAndOutputsCosts) {
+  const Format& f = GetParam();
+  for (const RuleInfo& info : Rules()) {
+    for (const Dtype gate_dtype : {f.dtype, Dtype::kF32}) {
+      RandomSpec spec;
+      spec.rule = info.rule;
+      spec.dtype = Dtype::kF64;
+      spec.tokens = 300;
+      spec.key_dim = 64;
+      spec.value_dim = 48;
+      Options options;
+      options.rule = info.rule;
+      const OwnedInputs exact = RandomInputs(spec), rounded = As(exact, f.dtype, gate_dtype);
+      const std::vector<double> truth = Oracle<double>(options, exact.view()).out;
+      std::vector<double> reference = Oracle<double>(options, rounded.view()).out;
+      Owned one = Owned::Zeros(f.dtype, {1});
+      for (double& x : reference) {
+        one.Set(0, x);
+        x = one.Get(0);
+      }
+      const double least = RootMeanSquare(reference, truth);
+      ASSERT_GT(least, 0);
+      for (const Form form : {Form::kRecurrent, Form::kChunkwise}) {
+        options.form = form;
+        const double error = RootMeanSquare(Numbers(Compute(options, rounded.view()).out), truth);
+        EXPECT_LE(error, 2 * least) << info.name << " " << Name(form) << ": " << error / least;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tercet::test

@@ -1,5 +1,5 @@
 // The sweep of docs/proof.md, printed as its two tables: the largest ratio of a right form, and the smallest of a form with a planted error. Not a
-// test of its own, for it takes minutes: build the target proof_sweep and run it.
+// test of its own, for it takes minutes: build the target proof_sweep and run it; `proof_sweep bf16` (or f16) sweeps that dtype in the place of f32.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -81,15 +81,23 @@ void Walk(Rule rule, const Grid& grid, Plant plant, Body body) {
         }
 }
 
-int Run() {
+// The grids with `dtype` in the place of f32, and then without those of f64.
+std::vector<Grid> Of(Dtype dtype, std::vector<Grid> grids) {
+  if (dtype != Dtype::kF32) std::erase_if(grids, [](const Grid& grid) { return grid.dtype == Dtype::kF64; });
+  for (Grid& grid : grids)
+    if (grid.dtype == Dtype::kF32) grid.dtype = dtype;
+  return grids;
+}
+
+int Run(Dtype dtype) {
   int64_t layers = 0, wrong = 0;
   std::printf("| rule | layers | parallel | recurrent | chunkwise |\n|---|---|---|---|---|\n");
   for (const RuleInfo& info : Rules()) {
     int64_t of_rule = 0;
     std::array<double, 3> worst{};
-    std::vector<Grid> grids = kRight;
+    std::vector<Grid> grids = Of(dtype, kRight);
     for (const std::string& target : Targets()) {
-      Grid grid{kShort, kFew, {1, 20}, 2};
+      Grid grid{kShort, kFew, {1, 20}, 2, dtype};
       grid.target = target;
       grids.push_back(grid);
     }
@@ -114,7 +122,7 @@ int Run() {
     std::printf("| %s |", std::string(info.name).c_str());
     for (const Plant plant : {Plant::kDecay, Plant::kScale, Plant::kMask}) {
       double least = std::numeric_limits<double>::infinity();
-      for (const Grid& grid : kPlanted)
+      for (const Grid& grid : Of(dtype, kPlanted))
         Walk(info.rule, grid, plant, [&](const Verdict& verdict) {
           ++planted;
           missed += verdict.algebra.same() || verdict.judgements[2].same;
@@ -133,4 +141,9 @@ int Run() {
 }  // namespace
 }  // namespace tercet::proof
 
-int main() { return tercet::proof::Run(); }
+int main(int count, char** arguments) {
+  for (const tercet::Dtype dtype : {tercet::Dtype::kF32, tercet::Dtype::kBF16, tercet::Dtype::kF16})
+    if (count < 2 || tercet::Name(dtype) == arguments[1]) return tercet::proof::Run(dtype);
+  std::fprintf(stderr, "proof_sweep takes nothing, bf16 or f16\n");
+  return 2;
+}

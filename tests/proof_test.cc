@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -135,6 +136,32 @@ TYPED_TEST(MonteCarloTest, FactorsLieWithinHalfAUnit) {
   EXPECT_NEAR(squares / 4095, 1.0 / 3, 0.03);
 }
 
+// Between the neighbours of 16 bits, in the right proportion; what f16 has below its normal range is rounded to multiples of 2^-24.
+TEST(RoundAtRandom, GivesTheNeighboursOfSixteenBits) {
+  const auto expect = [](const Narrower& to, float x, float low, float high) {
+    int64_t ups = 0;
+    constexpr int64_t kRuns = 4096;
+    for (int64_t i = 0; i < kRuns; ++i) {
+      const float y = RoundAtRandom(to, x, static_cast<uint32_t>(i << 20));
+      ASSERT_TRUE(y == low || y == high) << x << " gave " << y;
+      ups += y == high;
+    }
+    const double p = static_cast<double>(x - low) / static_cast<double>(high - low);
+    EXPECT_NEAR(static_cast<double>(ups) / kRuns, std::isfinite(p) ? p : 0, 1.0 / kRuns) << x;
+  };
+  for (const float sign : {1.0f, -1.0f}) {
+    expect(kBF16, sign * (1 + 0x1p-9f), sign, sign * (1 + 0x1p-7f));
+    expect(kBF16, sign * (2 - 0x1p-10f), sign * (2 - 0x1p-7f), sign * 2);
+    expect(kF16, sign * (1 + 0x1p-11f), sign, sign * (1 + 0x1p-10f));
+    expect(kF16, sign * 0x1.8p-24f, sign * 0x1p-24f, sign * 0x1p-23f);
+    expect(kF16, sign * 0x1p-26f, 0, sign * 0x1p-24f);
+  }
+  for (const float exact : {0.0f, 1.0f, -0x1.02p5f, 0x1p-126f}) EXPECT_EQ(RoundAtRandom(kBF16, exact, 0), exact);
+  for (const float exact : {0x1p-24f, -0x1.004p5f, 65504.0f}) EXPECT_EQ(RoundAtRandom(kF16, exact, 0), exact);
+  EXPECT_EQ(RoundAtRandom(kF16, 65530.0f, 0), INFINITY);
+  EXPECT_TRUE(std::isnan(RoundAtRandom(kF16, NAN, 0)));
+}
+
 // ---- Random inputs ------------------------------------------------------------------------------------------------------------------------
 
 TEST(RandomInputs, AreTheSameOnEveryMachine) {
@@ -249,7 +276,7 @@ void ForEachRule(Body body) {
 TEST(Verify, RaisesNoFalseAlarm) {
   ForEachRule([](const RuleInfo& info) {
     for (const auto& [tokens, key_dim, value_dim] : kSizes)
-      for (const Dtype dtype : {Dtype::kF32, Dtype::kF64})
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kF16})
         for (const uint64_t seed : {1, 2}) {
           Case c(info.rule, dtype, tokens, key_dim, value_dim, seed);
           const Status status = c.Verify();
@@ -266,12 +293,15 @@ TEST(Verify, RaisesNoFalseAlarm) {
 TEST(Verify, RaisesNoFalseAlarmWhateverTheLayerHas) {
   ForEachRule([](const RuleInfo& info) {
     const auto expect_same = [&](const char* what, auto change) {
-      Case c(info.rule, Dtype::kF32, 50, 12, 7);
-      change(&c);
-      const Status status = c.Verify();
-      ASSERT_TRUE(status.ok()) << what << ": " << status.message;
-      EXPECT_TRUE(c.verdict.same()) << what << ": " << c.Text();
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kF16}) {
+        Case c(info.rule, dtype, 50, 12, 7);
+        change(&c);
+        const Status status = c.Verify();
+        ASSERT_TRUE(status.ok()) << what << ": " << status.message;
+        EXPECT_TRUE(c.verdict.same()) << what << ": " << c.Text();
+      }
     };
+    expect_same("gates of f32", [](Case* c) { c->spec.gate_dtype = Dtype::kF32; });
     expect_same("no initial state", [](Case* c) { c->spec.initial_state = false; });
     expect_same("grouped heads", [](Case* c) {
       c->spec.heads = 4;
@@ -299,26 +329,78 @@ TEST(Verify, RaisesNoFalseAlarmWhateverTheLayerHas) {
 // What is not a number in the inputs is so in every form's answer, and in the same places.
 TEST(Verify, AgreesOnNanAndInf) {
   ForEachRule([](const RuleInfo& info) {
-    Case c(info.rule, Dtype::kF32, 40, 6, 5);
-    c.inputs = RandomInputs(c.spec);
-    c.inputs.v.Set(2 * 5 * 20 + 3, NAN);
-    c.inputs.v.Set(2 * 5 * 30 + 1, INFINITY);
-    c.inputs.k.Set(2 * 6 * 35 + 8, NAN);
-    const Status status = Verify(c.options, c.inputs.view(), {}, &c.verdict);
-    ASSERT_TRUE(status.ok()) << status.message;
-    EXPECT_TRUE(c.verdict.same()) << c.Text();
-    for (const Judgement& judgement : c.verdict.judgements) {
-      EXPECT_TRUE(std::isfinite(judgement.largest));
-      EXPECT_GT(judgement.ratio, 0);  // the numbers before and beside them are judged all the same
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kF16}) {
+      Case c(info.rule, dtype, 40, 6, 5);
+      c.inputs = RandomInputs(c.spec);
+      c.inputs.v.Set(2 * 5 * 20 + 3, NAN);
+      c.inputs.v.Set(2 * 5 * 30 + 1, INFINITY);
+      c.inputs.k.Set(2 * 6 * 35 + 8, NAN);
+      const Status status = Verify(c.options, c.inputs.view(), {}, &c.verdict);
+      ASSERT_TRUE(status.ok()) << status.message;
+      EXPECT_TRUE(c.verdict.same()) << c.Text();
+      for (const Judgement& judgement : c.verdict.judgements) {
+        EXPECT_TRUE(std::isfinite(judgement.largest));
+        EXPECT_GT(judgement.ratio, 0);  // the numbers before and beside them are judged all the same
+      }
     }
   });
+}
+
+// f16 ends at 65504. What is beyond it is inf in out, and a number in the state.
+TEST(Verify, KnowsWhereF16Ends) {
+  Case c(Rule::kLinear, Dtype::kF16, 30, 6, 5);
+  c.inputs = RandomInputs(c.spec);
+  for (int64_t i = 0; i < c.inputs.v.size(); ++i) c.inputs.v.Set(i, c.inputs.v.Get(i) * 12000);
+  c.options.attend.scale = 2;
+  Status status = Verify(c.options, c.inputs.view(), {}, &c.verdict);
+  ASSERT_TRUE(status.ok()) << status.message;
+  EXPECT_TRUE(c.verdict.same()) << c.Text();
+  Owned wrong = c.verdict.out;
+  int64_t beyond = -1, within = -1;
+  for (int64_t i = 0; i < wrong.size(); ++i) {
+    ASSERT_FALSE(std::isnan(wrong.Get(i)));
+    (std::isinf(wrong.Get(i)) ? beyond : within) = i;
+  }
+  ASSERT_TRUE(beyond >= 0 && within >= 0);
+  for (const int64_t i : {beyond, within}) {
+    wrong = c.verdict.out;
+    wrong.Set(i, i == beyond ? 65504 : INFINITY);
+    c.expected.out = wrong.view();
+    Verdict verdict;
+    status = Verify(c.options, c.inputs.view(), c.expected, &verdict);
+    ASSERT_TRUE(status.ok()) << status.message;
+    EXPECT_FALSE(verdict.judgements[3].same);
+  }
+}
+
+// An out whose every number is one unit in the last place off is not the same function's: the noise of one rounding hides no second one.
+TEST(Judge, SeesOneUnitInTheLastPlaceOfSixteenBits) {
+  for (const Dtype dtype : {Dtype::kBF16, Dtype::kF16}) {
+    Case c(Rule::kGla, dtype, 60, 12, 20);
+    ASSERT_TRUE(c.Verify().ok());
+    ASSERT_TRUE(c.verdict.same());
+    for (const int units : {1, 8}) {
+      Owned off = c.verdict.out;
+      for (int64_t i = 0; i < off.size(); ++i) {
+        uint16_t bits;
+        std::memcpy(&bits, off.bytes.data() + 2 * i, 2);
+        bits = static_cast<uint16_t>(bits + units);
+        std::memcpy(off.bytes.data() + 2 * i, &bits, 2);
+      }
+      c.expected.out = off.view();
+      ASSERT_TRUE(c.Verify().ok());
+      // One unit is what a second rounding may cost, and within the limit of any dtype; eight are beyond it.
+      EXPECT_EQ(c.verdict.judgements[3].same, units == 1) << c.Text();
+      EXPECT_GT(c.verdict.judgements[3].ratio, c.verdict.judgements[0].ratio);
+    }
+  }
 }
 
 // Decays that underflow, forget all and keep all: products below the normal range are zero in the library and in the noise.
 TEST(Verify, RaisesNoFalseAlarmUnderStrongDecay) {
   ForEachRule([](const RuleInfo& info) {
     if (info.log_decay_layout.empty()) return;
-    for (const Dtype dtype : {Dtype::kF32, Dtype::kF64})
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kF16})
       for (const int64_t chunk : {1, 16, 64, 70})
         for (const bool keeps : {false, true}) {
           Case c(info.rule, dtype, 70, 6, 5);
@@ -340,7 +422,7 @@ TEST(Verify, RaisesNoFalseAlarmUnderStrongDecay) {
 TEST(Verify, RaisesNoFalseAlarmUnderAConstantGate) {
   ForEachRule([](const RuleInfo& info) {
     if (info.log_decay_layout.empty()) return;
-    for (const Dtype dtype : {Dtype::kF32, Dtype::kF64})
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kF64, Dtype::kBF16})
       for (const double log_decay : {-1e-4, -3.3e-4, -2e-3}) {
         Case c(info.rule, dtype, 1000, 4, 3);
         c.inputs = RandomInputs(c.spec);
@@ -368,7 +450,7 @@ TEST(Verify, SeesEveryPlantedErrorInEachHalfAlone) {
   for (const Plant plant : {Plant::kDecay, Plant::kScale, Plant::kMask})
     ForEachRule([&](const RuleInfo& info) {
       for (const auto& [tokens, key_dim, value_dim] : kSizes)
-        for (const Dtype dtype : {Dtype::kF32, Dtype::kF64}) {
+        for (const Dtype dtype : {Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kF16}) {
           Case c(info.rule, dtype, tokens, key_dim, value_dim);
           c.options.plant = plant;
           c.options.attend.scale = 0.3;
@@ -692,6 +774,10 @@ TEST(Verify, RefusesWithASentence) {
   Case dtype = small();
   dtype.expected.out = expected.view();
   refused(&dtype, StatusCode::kDtype, "expected.out is f64 and must be f32, the dtype of q");
+  Case state = Case(Rule::kLinear, Dtype::kBF16, 3, 2, 2);
+  Owned narrow = Owned::Zeros(Dtype::kBF16, {1, 2, 2, 2});
+  state.expected.final_state = narrow.view();
+  refused(&state, StatusCode::kDtype, "expected.final_state is bf16 and must be f32, the dtype of states where q is bf16");
   Case key_sum = small();
   key_sum.expected.final_key_sum = expected.view();
   refused(&key_sum, StatusCode::kUnexpectedInput, "expected.final_key_sum was given and there is a key sum only with normalize");

@@ -137,6 +137,10 @@ inline double Tolerance(Dtype dtype, int64_t tokens, int64_t key_dim) {
   return epsilon * (8 + static_cast<double>(tokens) + std::sqrt(static_cast<double>(key_dim)));
 }
 
+// What one rounding to the dtype adds to that: what is computed is f32, and a number of out is rounded once more, by up to half a unit in the last
+// place of the largest.
+inline double RoundingOf(Dtype dtype) { return dtype == Dtype::kBF16 ? 0x1p-8 : dtype == Dtype::kF16 ? 0x1p-11 : 0; }
+
 inline void ExpectNear(const Owned& got, const std::vector<double>& want, double tolerance, const char* what) {
   ASSERT_EQ(got.size(), static_cast<int64_t>(want.size())) << what;
   double largest = 0, worst = 0;
@@ -162,7 +166,7 @@ inline void ExpectSameBits(const Results& a, const Results& b) {
 }
 
 inline void ExpectNear(const Results& got, const Answers& want, double tolerance) {
-  ExpectNear(got.out, want.out, tolerance, "out");
+  ExpectNear(got.out, want.out, tolerance + RoundingOf(got.out.dtype), "out");
   ExpectNear(got.final_state, want.final_state, tolerance, "final_state");
   if (!got.final_key_sum.shape.empty()) ExpectNear(got.final_key_sum, want.final_key_sum, tolerance, "final_key_sum");
 }
