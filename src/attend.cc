@@ -40,7 +40,7 @@ Status Run(const Options& options, const contract::Layer& layer, Executor& execu
     return {StatusCode::kOutOfMemory, "the call needs " + std::to_string(each * plan.workers) +
                                           " bytes to work in and they could not be had; a smaller chunk or fewer threads need less"};
 
-  const forms::Engine::Run run = plan.engine->run[layer.dtype == Dtype::kF64][static_cast<size_t>(options.rule)];
+  const forms::Engine::Run run = plan.engine->run[layer.f64()][static_cast<size_t>(options.rule)];
   std::atomic<int64_t> next{0};
   const auto work = [&](int64_t worker) {
     const FloatingMode mode;

@@ -15,6 +15,7 @@
 #include <new>
 #include <optional>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -95,14 +96,19 @@ RandomSpec Normalized(Rule rule) {
 Call Right(Rule rule) { return Right(Spec(rule)); }
 
 // Calls that together have every tensor there is.
-std::vector<Call> EveryCall() {
-  std::vector<Call> calls;
+std::vector<RandomSpec> EverySpec() {
+  std::vector<RandomSpec> specs;
   for (const RuleInfo& info : Rules()) {
     for (RandomSpec spec : {Masked(info.rule), Packed(info.rule)}) {
       spec.normalize = info.can_normalize;
-      calls.push_back(Right(spec));
+      specs.push_back(spec);
     }
   }
+  return specs;
+}
+std::vector<Call> EveryCall() {
+  std::vector<Call> calls;
+  for (const RandomSpec& spec : EverySpec()) calls.push_back(Right(spec));
   return calls;
 }
 
@@ -345,8 +351,9 @@ const Refusal kShapeRefusals[] = {
 };
 
 const Refusal kDtypeRefusals[] = {
-    {"q_dtype", StatusCode::kDtype, "q is i32 and must be f32 or f64", SPOIL(Rule::kLinear, c.in.q.dtype = Dtype::kI32)},
-    {"q_dtype_unknown", StatusCode::kDtype, "q is unknown and must be f32 or f64", SPOIL(Rule::kLinear, c.in.q.dtype = static_cast<Dtype>(77))},
+    {"q_dtype", StatusCode::kDtype, "q is i32 and must be f32, f64, bf16 or f16", SPOIL(Rule::kLinear, c.in.q.dtype = Dtype::kI32)},
+    {"q_dtype_unknown", StatusCode::kDtype, "q is unknown and must be f32, f64, bf16 or f16",
+     SPOIL(Rule::kLinear, c.in.q.dtype = static_cast<Dtype>(77))},
     {"out_dtype_unknown", StatusCode::kDtype, "out is unknown and must be f32, the dtype of q",
      SPOIL(Rule::kLinear, c.out.out.dtype = static_cast<Dtype>(255))},
     {"offsets_dtype", StatusCode::kDtype, "offsets is bool and must be i32 or i64", SPOIL(Packed(Rule::kLinear), c.in.offsets.dtype = Dtype::kBool)},
@@ -486,7 +493,7 @@ TEST(EveryTensor, HasData) {
 }
 
 TEST(EveryTensor, HasTheDtypeOfQ) {
-  for (const Dtype dtype : {Dtype::kF64, Dtype::kI32, Dtype::kI64, Dtype::kBool}) {
+  for (const Dtype dtype : {Dtype::kF64, Dtype::kBF16, Dtype::kF16, Dtype::kI32, Dtype::kI64, Dtype::kBool}) {
     std::map<std::string, int> seen;
     for (size_t which = 1; which < 15; ++which) {
       for (Call& call : EveryCall()) {
@@ -503,6 +510,46 @@ TEST(EveryTensor, HasTheDtypeOfQ) {
       }
     }
     EXPECT_EQ(seen.size(), 12u);
+  }
+}
+
+// Beside bf16 and f16 gates may be f32 and states must.
+TEST(EveryTensor, BesideSixteenBitsHasTheDtypeOfItsKind) {
+  const std::set<std::string> features = {"k", "v", "out"}, states = {"initial_state", "initial_key_sum", "final_state", "final_key_sum"};
+  for (const Dtype q : {Dtype::kBF16, Dtype::kF16}) {
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kF16, Dtype::kI32, Dtype::kI64, Dtype::kBool}) {
+      std::set<std::string> seen, taken;
+      for (size_t which = 1; which < 15; ++which) {
+        for (RandomSpec spec : EverySpec()) {
+          spec.dtype = q;
+          Call call = Right(spec);
+          size_t at = 0;
+          std::string spoiled;
+          ForEachTensor(call, [&](std::string_view name, auto& view) {
+            if (at++ != which || !view.given() || name == "offsets" || name == "valid") return;
+            view.dtype = dtype;
+            spoiled = name;
+          });
+          if (spoiled.empty()) continue;
+          const std::string must = features.count(spoiled) > 0 ? std::string(Name(q)) + ", the dtype of q"
+                                   : states.count(spoiled) > 0 ? "f32, which states and key sums are where q is " + std::string(Name(q))
+                                                               : std::string(Name(q)) + ", the dtype of q, or f32";
+          const bool takes = dtype == q ? states.count(spoiled) == 0 : dtype == Dtype::kF32 && features.count(spoiled) == 0;
+          seen.insert(spoiled);
+          if (takes) {
+            taken.insert(spoiled);
+            call.options.check_values = false;
+            contract::Layer layer;
+            const Status status = contract::Validate(call.options, call.in, &call.out, &layer);
+            EXPECT_TRUE(status.ok() || status.code == StatusCode::kOverlap) << status.message;
+          } else {
+            ExpectRefused(call, StatusCode::kDtype, spoiled + " is " + std::string(Name(dtype)) + " and must be " + must);
+          }
+        }
+      }
+      EXPECT_EQ(seen.size(), 12u);
+      EXPECT_EQ(taken.size(), dtype == q ? 8u : dtype == Dtype::kF32 ? 9u : 0u);
+    }
   }
 }
 
@@ -1406,7 +1453,7 @@ class Mutations {
         view.shape[axis] = std::min<int64_t>(view.shape[axis], 1);
         break;
       case 4:
-        view.dtype = static_cast<Dtype>(Draw(0, 5));
+        view.dtype = static_cast<Dtype>(Draw(0, 7));
         break;
       case 5:
         view.strides[axis] = Draw(-std::abs(view.strides[axis]), std::abs(view.strides[axis]));

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "src/contract/half.hpp"
 #include "src/contract/tensor.hpp"
 #include "tests/allocations.hpp"
 
@@ -30,7 +31,7 @@ namespace {
 namespace fs = std::filesystem;
 
 const fs::path kFixtures = fs::path(TERCET_TEST_DATA) / "io";
-constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kF64, Dtype::kI32, Dtype::kI64, Dtype::kBool};
+constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kF16, Dtype::kI32, Dtype::kI64, Dtype::kBool};
 
 int64_t Count(const std::vector<int64_t>& shape) {
   int64_t count = 1;
@@ -59,6 +60,12 @@ Array Expected(Dtype dtype, const std::vector<int64_t>& shape) {
         break;
       case Dtype::kF64:
         append(static_cast<double>(i) / 2 - 3);
+        break;
+      case Dtype::kBF16:
+        append(contract::Narrow<BFloat16>(static_cast<float>(i) / 2 - 3));
+        break;
+      case Dtype::kF16:
+        append(contract::Narrow<Float16>(static_cast<float>(i) / 2 - 3));
         break;
       case Dtype::kI32:
         append(int32_t{1000} * i - 3);
@@ -209,6 +216,7 @@ TEST_F(Files, EveryDtypeAndRankComesBackFromEveryFormat) {
     for (const auto& shape : shapes) {
       const Array array = RandomArray(dtype, shape, &random);
       all.arrays[std::string("d") + std::to_string(static_cast<int>(dtype)) + "." + std::to_string(all.arrays.size())] = array;
+      if (dtype == Dtype::kBF16) continue;  // none of NumPy's
       const std::string path = folder / "one.npy";
       const Status written = Write(path, {{{"any name", array}}, {}});
       ASSERT_TRUE(written.ok()) << written.message;
@@ -220,6 +228,7 @@ TEST_F(Files, EveryDtypeAndRankComesBackFromEveryFormat) {
     }
   }
   for (const std::string name : {"all.safetensors", "all.npz"}) {
+    if (name == "all.npz") std::erase_if(all.arrays, [](const auto& entry) { return entry.second.dtype == Dtype::kBF16; });
     const std::string path = folder / name;
     const Status written = Write(path, all);
     ASSERT_TRUE(written.ok()) << written.message;
@@ -261,7 +270,8 @@ TEST_F(Files, AnEmptySafetensorsIsAFile) {
 // ---- What others wrote --------------------------------------------------------------------------------------------------------------------
 
 std::map<std::string, Array> ExpectedFixtures() {
-  return {{"f4", Expected(Dtype::kF32, {2, 3})},
+  return {{"f2", Expected(Dtype::kF16, {3, 5})},
+          {"f4", Expected(Dtype::kF32, {2, 3})},
           {"f8", Expected(Dtype::kF64, {2, 1, 3, 2})},
           {"i4", Expected(Dtype::kI32, {5})},
           {"i8", Expected(Dtype::kI64, {3, 2})},
@@ -271,6 +281,7 @@ std::map<std::string, Array> ExpectedFixtures() {
           {"empty", Expected(Dtype::kF32, {0, 3})},
           {"fortran", Expected(Dtype::kF32, {2, 3, 4})},
           {"fortran4", Expected(Dtype::kI64, {2, 1, 3, 2})},
+          {"big_f2", Expected(Dtype::kF16, {2, 2})},
           {"big_f4", Expected(Dtype::kF32, {2, 3})},
           {"big_f8", Expected(Dtype::kF64, {3, 2})},
           {"big_i4", Expected(Dtype::kI32, {5})},
@@ -304,10 +315,11 @@ TEST(Fixtures, SafetensorsByItsOwnLibrary) {
   const Status status = Read(kFixtures / "official.safetensors", &file);
   ASSERT_TRUE(status.ok()) << status.message;
   EXPECT_EQ(file.metadata, (std::map<std::string, std::string>{{"rule", "linear"}, {"scale", "0.5"}}));
-  const auto expected = ExpectedFixtures();
-  for (const char* key : {"f4", "f8", "i4", "i8", "b1", "u1", "scalar", "empty", "long"})
+  auto expected = ExpectedFixtures();
+  expected["bf16"] = Expected(Dtype::kBF16, {3, 5});
+  for (const char* key : {"bf16", "f2", "f4", "f8", "i4", "i8", "b1", "u1", "scalar", "empty", "long"})
     EXPECT_TRUE(file.arrays.count(key) && file.arrays[key] == expected.at(key)) << key;
-  EXPECT_EQ(file.arrays.size(), 9u);
+  EXPECT_EQ(file.arrays.size(), 11u);
 }
 
 TEST(Fixtures, GoldenAnswersAreRead) {
@@ -403,9 +415,8 @@ TEST(Refusals, Safetensors) {
     return SafetensorsSays(std::string("{") + tensor("q", dtype, shape, offsets) + "}", std::string(data, '\0'));
   };
   EXPECT_EQ(one("F32", "[2]", "[0,8]", 8), "ok");
-  EXPECT_EQ(one("F16", "[2]", "[0,4]", 4), "f: tensor \"q\" has dtype \"F16\"; F32, F64, I32, I64, BOOL and U8 are read, F16 and BF16 not yet");
-  EXPECT_EQ(one("F\\n16", "[2]", "[0,4]", 4),
-            "f: tensor \"q\" has dtype \"F\\x0a16\"; F32, F64, I32, I64, BOOL and U8 are read, F16 and BF16 not yet");
+  EXPECT_EQ(one("F8_E4M3", "[4]", "[0,4]", 4), "f: tensor \"q\" has dtype \"F8_E4M3\"; BF16, F16, F32, F64, I32, I64, BOOL and U8 are read");
+  EXPECT_EQ(one("F\\n16", "[2]", "[0,4]", 4), "f: tensor \"q\" has dtype \"F\\x0a16\"; BF16, F16, F32, F64, I32, I64, BOOL and U8 are read");
   EXPECT_EQ(one("F32", "[2]", "[0,8]", 7), "f: tensor \"q\" lies at 0 to 8, outside the 7 bytes of data");
   EXPECT_EQ(one("F32", "[2]", "[8,0]", 8), "f: tensor \"q\" lies at 8 to 0, outside the 8 bytes of data");
   EXPECT_EQ(one("F32", "[2]", "[18446744073709551608,18446744073709551615]", 8),
@@ -433,7 +444,7 @@ TEST(Refusals, Safetensors) {
   EXPECT_EQ(SafetensorsSays("{\"q\":{\"shape\":" + deep), "f: tensor \"q\" has a list in its shape");
 
   StatusCode code{};
-  Says(ReadSafetensors, Safetensors(std::string("{") + tensor("q", "BF16", "[2]", "[0,4]") + "}", "1234"), &code);
+  Says(ReadSafetensors, Safetensors(std::string("{") + tensor("q", "C64", "[2]", "[0,4]") + "}", "1234"), &code);
   EXPECT_EQ(code, StatusCode::kDtype);
   Says(ReadSafetensors, Safetensors(std::string("{") + tensor("q", "F32", "[2]", "[0,4]") + "}", "1234"), &code);
   EXPECT_EQ(code, StatusCode::kShape);
@@ -481,9 +492,14 @@ TEST(Refusals, Npy) {
   EXPECT_EQ(NpySays(Npy("{'descr': '<f4', 'descr': '<f4'}")), "f: its header has the key \"descr\" twice");
   EXPECT_EQ(NpySays(Npy("{'colour\n': 1}")), "f: its header has the key \"colour\\x0a\"; it must have descr, fortran_order and shape");
   EXPECT_EQ(NpySays(Npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': ()}")),
-            "f: its dtype is a structured one; f4, f8, i4, i8, b1 and u1 are read");
-  for (const std::string descr : {"<f2", ">f2", "<c8", "|O", "<U3", "<u4", "f4", "=f4", "<b1", "|f4", ""})
-    EXPECT_EQ(NpySays(NpyOf(descr, "()", "1234")), "f: its dtype is \"" + descr + "\"; f4, f8, i4, i8, b1 and u1 are read, f2 (f16) not yet");
+            "f: its dtype is a structured one; f2, f4, f8, i4, i8, b1 and u1 are read");
+  for (const std::string descr : {"<c8", "|O", "<U3", "<u4", "f4", "=f4", "<b1", "|f4", ""})
+    EXPECT_EQ(NpySays(NpyOf(descr, "()", "1234")), "f: its dtype is \"" + descr + "\"; f2, f4, f8, i4, i8, b1 and u1 are read");
+  for (const std::string descr : {"<V2", "|V2"})
+    EXPECT_EQ(NpySays(NpyOf(descr, "(2,)", "1234")),
+              "f: its dtype is \"" + descr +
+                  "\", two bytes without a meaning, which is how bf16 is written for want of a dtype in NumPy; f2, f4, f8, i4, i8, b1 and u1 are "
+                  "read, and bf16 from a .safetensors file");
   EXPECT_EQ(NpySays(NpyOf("<f4", "(-1,)")), "f: its shape has a negative size");
   EXPECT_EQ(NpySays(NpyOf("<f4", "(9223372036854775808,)")), "f: its shape has a size that does not fit in 63 bits");
   EXPECT_EQ(NpySays(NpyOf("<f4", "(9223372036854775807,)")), "f: its shape is [9223372036854775807], whose size in bytes does not fit in 63 bits");
@@ -498,7 +514,7 @@ TEST(Refusals, Npy) {
   EXPECT_EQ(NpySays(NpyOf("|b1", "(0,)", "1")), "f: it holds 1 byte of data, but its shape [0] means 0 bytes");
 
   Array array;
-  EXPECT_EQ(ReadNpy(NpyOf("<f2", "()"), "f", &array).code, StatusCode::kDtype);
+  EXPECT_EQ(ReadNpy(NpyOf("<c8", "()"), "f", &array).code, StatusCode::kDtype);
   EXPECT_EQ(ReadNpy(NpyOf("<f4", "()"), "f", &array).code, StatusCode::kShape);
   EXPECT_EQ(ReadNpy("", "f", &array).code, StatusCode::kValue);
 }
@@ -521,8 +537,8 @@ TEST(Refusals, Npz) {
   EXPECT_EQ(NpzSays(Zip({Stored("q.npy", "")})), "f: member \"q.npy\": it is no .npy file: it does not begin with \\x93NUMPY");
   EXPECT_EQ(NpzSays(Zip({Stored("q.npy", std::string("\x93NUMPY\1\0\0\0", 10))})), "f: member \"q.npy\": its header is too short");
   EXPECT_EQ(NpzSays(Zip({Stored("q.npy", npy.substr(0, 30))})), "f: member \"q.npy\": it ends inside its header, after 30 bytes");
-  EXPECT_EQ(NpzSays(Zip({Stored("q.npy", NpyOf("<f2", "()", "12"))})),
-            "f: member \"q.npy\": its dtype is \"<f2\"; f4, f8, i4, i8, b1 and u1 are read, f2 (f16) not yet");
+  EXPECT_EQ(NpzSays(Zip({Stored("q.npy", NpyOf("<c8", "()", "12345678"))})),
+            "f: member \"q.npy\": its dtype is \"<c8\"; f2, f4, f8, i4, i8, b1 and u1 are read");
 
   ZipMember member = Stored("q.npy", npy);
   member.flags = 1;
@@ -683,6 +699,9 @@ TEST_F(Files, WhatCantBeWrittenIsRefused) {
   EXPECT_EQ(says("x.safetensors", {{{"__metadata__", array}}, {}}), "x.safetensors: no tensor of a .safetensors file can be named __metadata__");
   EXPECT_EQ(says("x.safetensors", {{{"\xff", array}}, {}}),
             "x.safetensors: a name or the metadata is not valid UTF-8, which a .safetensors file needs");
+  for (const std::string ending : {".npy", ".npz"})
+    EXPECT_EQ(says("x" + ending, {{{"q", RandomArray(Dtype::kBF16, {2}, &random)}}, {}}),
+              "x" + ending + ": array \"q\" is bf16, for which NumPy has no dtype; a .safetensors file can hold it");
   EXPECT_EQ(Names().size(), 3u) << "only the three folders";
 }
 

@@ -52,7 +52,15 @@ struct [[nodiscard]] Status {
 
 // ---- Tensors ------------------------------------------------------------------------------------------------------------------------------
 
-enum class Dtype : uint8_t { kF32, kF64, kI32, kI64, kBool };  // kBool: one byte, zero is false
+enum class Dtype : uint8_t { kF32, kF64, kBF16, kF16, kI32, kI64, kBool };  // kBool: one byte, zero is false
+
+// Elements of bf16 (a float's upper half: 8 bits of exponent, 7 of fraction) and f16 (IEEE 754 binary16), as bits.
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
 
 inline constexpr int kMaxRank = 4;
 
@@ -88,12 +96,17 @@ constexpr Dtype DtypeOf() {
     return Dtype::kF32;
   else if constexpr (std::is_same_v<U, double>)
     return Dtype::kF64;
+  else if constexpr (std::is_same_v<U, BFloat16>)
+    return Dtype::kBF16;
+  else if constexpr (std::is_same_v<U, Float16>)
+    return Dtype::kF16;
   else if constexpr (std::is_same_v<U, int32_t>)
     return Dtype::kI32;
   else if constexpr (std::is_same_v<U, int64_t>)
     return Dtype::kI64;
   else {
-    static_assert(std::is_same_v<U, bool> || std::is_same_v<U, uint8_t>, "tercet takes float, double, int32_t, int64_t, bool and uint8_t");
+    static_assert(std::is_same_v<U, bool> || std::is_same_v<U, uint8_t>,
+                  "tercet takes float, double, BFloat16, Float16, int32_t, int64_t, bool and uint8_t");
     return Dtype::kBool;
   }
 }
@@ -181,7 +194,11 @@ struct Options {
   std::string_view target = {};     // "AVX2", "AVX3", "NEON" ... as Targets() names them, in any case; empty: $TERCET_TARGET, else the best
 };
 
-// B batch, T tokens, H heads, K key_dim, V value_dim. All floating tensors have the dtype of q, f32 or f64.
+// B batch, T tokens, H heads, K key_dim, V value_dim.
+//
+// Dtypes: q, k, v and out share one, f32, f64, bf16 or f16. Beside f32 or f64 every other floating tensor has it too. Beside bf16 or f16 each of
+// log_decay, beta, remove, write and bonus has that dtype or f32, and states and key sums are f32. What is computed is computed in f32, f64 for
+// f64; a number of out is rounded once to its dtype, to nearest even.
 //
 // Heads: q has Hq, k has Hk, v has Hv. State heads Hs = max(Hk, Hv), output heads Ho = max(Hq, Hs). Each count divides the one it is grouped under,
 // and groups are contiguous: state head s reads k head s / (Hs / Hk). The heads of log_decay, beta, remove, write and bonus may be any count that
@@ -211,9 +228,9 @@ struct Outputs {
 };
 
 // Computes the layer. NaN and inf in q, k, v, remove, write, bonus and the initial state are data: they reach what the formula carries them to, and
-// nothing else. Numbers below the normal range are taken as zero inside the call; the caller's floating-point mode is put back. The same call gives
-// the same bits for any number of threads. Memory beyond inputs and outputs: recurrent and chunkwise a state and a chunk a thread; parallel a
-// table of T x T for every head in flight.
+// nothing else. Numbers below the normal range of f32 (f64 for f64) are taken as zero inside the call; the caller's floating-point mode is put back.
+// The same call gives the same bits for any number of threads. Memory beyond inputs and outputs: recurrent and chunkwise a state and a chunk a
+// thread; parallel a table of T x T for every head in flight.
 [[nodiscard]] TERCET_API Status Attend(const Options& options, const Inputs& inputs, const Outputs& outputs);
 
 // ---- The machine --------------------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "src/contract/half.hpp"
 #include "src/contract/tensor.hpp"
 
 namespace tercet::contract {
@@ -107,11 +108,18 @@ Status CheckData(std::string_view name, const ConstTensor& t) {
   return {};
 }
 
-Status CheckFloating(std::string_view name, const ConstTensor& t, Dtype dtype) {
-  if (t.dtype != dtype)
-    return Refuse(StatusCode::kDtype,
-                  std::string(name) + " is " + std::string(Name(t.dtype)) + " and must be " + std::string(Name(dtype)) + ", the dtype of q");
-  return {};
+// What a floating tensor may be where q is bf16 or f16; where it is f32 or f64, all have its dtype.
+enum class Precision { kOfQ, kOfQOrF32, kF32 };
+
+Status CheckFloating(std::string_view name, const ConstTensor& t, Precision precision, Dtype dtype) {
+  const bool narrow = SizeOf(dtype) == 2;
+  if (narrow && precision != Precision::kOfQ && t.dtype == Dtype::kF32) return {};
+  if (!(narrow && precision == Precision::kF32) && t.dtype == dtype) return {};
+  const std::string q(Name(dtype));
+  const std::string must = !narrow || precision == Precision::kOfQ ? q + ", the dtype of q"
+                           : precision == Precision::kOfQOrF32     ? q + ", the dtype of q, or f32"
+                                                                   : "f32, which states and key sums are where q is " + q;
+  return Refuse(StatusCode::kDtype, std::string(name) + " is " + std::string(Name(t.dtype)) + " and must be " + must);
 }
 
 Status CheckOffsets(const ConstTensor& offsets, int64_t batch, int64_t tokens) {
@@ -162,18 +170,18 @@ template <class T, class Bad>
 bool AnyBad(const ConstTensor& t, int64_t offset, int64_t n, int64_t step, Bad bad) {
   const char* at = static_cast<const char*>(t.data) + offset * static_cast<int64_t>(sizeof(T));
   int any = 0;
+  const auto look = [&](int64_t i) {
+    T value;
+    std::memcpy(&value, at + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    if constexpr (sizeof(T) == 2)
+      any |= bad(Widen(value));
+    else
+      any |= bad(value);
+  };
   if (step == 1) {
-    for (int64_t i = 0; i < n; ++i) {
-      T value;
-      std::memcpy(&value, at + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-      any |= bad(value);
-    }
+    for (int64_t i = 0; i < n; ++i) look(i);
   } else {
-    for (int64_t i = 0; i < n; ++i) {
-      T value;
-      std::memcpy(&value, at + i * step * static_cast<int64_t>(sizeof(T)), sizeof(T));
-      any |= bad(value);
-    }
+    for (int64_t i = 0; i < n; ++i) look(i * step);
   }
   return any != 0;
 }
@@ -184,7 +192,10 @@ Status CheckValues(std::string_view name, const ConstTensor& t, bool by_token, c
   const int last = t.rank - 1;
   const int64_t n = t.shape[last], step = t.strides[last];
   return ForEachRow(t, by_token, valid, [&](int64_t offset, const std::array<int64_t, kMaxRank>& index) -> Status {
-    const bool any = t.dtype == Dtype::kF32 ? AnyBad<float>(t, offset, n, step, bad) : AnyBad<double>(t, offset, n, step, bad);
+    const bool any = t.dtype == Dtype::kF32    ? AnyBad<float>(t, offset, n, step, bad)
+                     : t.dtype == Dtype::kF64  ? AnyBad<double>(t, offset, n, step, bad)
+                     : t.dtype == Dtype::kBF16 ? AnyBad<BFloat16>(t, offset, n, step, bad)
+                                               : AnyBad<Float16>(t, offset, n, step, bad);
     if (!any) return {};
     for (int64_t i = 0; i < n; ++i) {
       const double value = ReadDouble(t, offset + i * step);
@@ -330,8 +341,8 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
   l.scale = options.normalize ? 1.0 : options.scale.value_or(info.default_scale_is_one ? 1.0 : 1.0 / std::sqrt(static_cast<double>(l.key_dim)));
   l.in = inputs;
   l.out = out;
-  if (l.dtype != Dtype::kF32 && l.dtype != Dtype::kF64)
-    return Refuse(StatusCode::kDtype, "q is " + std::string(Name(l.dtype)) + " and must be f32 or f64");
+  if (l.dtype != Dtype::kF32 && l.dtype != Dtype::kF64 && l.dtype != Dtype::kBF16 && l.dtype != Dtype::kF16)
+    return Refuse(StatusCode::kDtype, "q is " + std::string(Name(l.dtype)) + " and must be f32, f64, bf16 or f16");
 
   const auto divides = [&](std::string_view name, int64_t heads, int64_t group, std::string_view group_name) -> Status {
     if (group % heads == 0) return {};
@@ -362,24 +373,24 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
   const Layout decay = l.axes.decay == Decay::kPerHead ? Layout{"[H]", {kAnyHeads}} : l.axes.decay == Decay::kPerStep ? per_token : per_channel;
   const Layout state{"[N, H, K, V]", {l.sequences, l.state_heads, l.key_dim, l.value_dim}};
   const Layout key_sum{"[N, H, K]", {l.sequences, l.state_heads, l.key_dim}};
-  const std::pair<Named, Layout> layouts[] = {
-      {{"k", &inputs.k}, {"[B, T, H, K]", {l.batch, l.tokens, l.k_heads, l.key_dim}}},
-      {{"v", &inputs.v}, {"[B, T, H, V]", {l.batch, l.tokens, l.v_heads, l.value_dim}}},
-      {{"log_decay", &inputs.log_decay}, decay},
-      {{"beta", &inputs.beta}, per_token},
-      {{"remove", &inputs.remove}, per_channel},
-      {{"write", &inputs.write}, per_channel},
-      {{"bonus", &inputs.bonus}, {"[H, K]", {kAnyHeads, l.key_dim}}},
-      {{"initial_state", &inputs.initial_state}, state},
-      {{"initial_key_sum", &inputs.initial_key_sum}, key_sum},
-      {{"out", &out_view}, {"[B, T, H, V]", {l.batch, l.tokens, l.out_heads, l.value_dim}}},
-      {{"final_state", &state_view}, state},
-      {{"final_key_sum", &key_sum_view}, key_sum},
+  const std::tuple<Named, Layout, Precision> layouts[] = {
+      {{"k", &inputs.k}, {"[B, T, H, K]", {l.batch, l.tokens, l.k_heads, l.key_dim}}, Precision::kOfQ},
+      {{"v", &inputs.v}, {"[B, T, H, V]", {l.batch, l.tokens, l.v_heads, l.value_dim}}, Precision::kOfQ},
+      {{"log_decay", &inputs.log_decay}, decay, Precision::kOfQOrF32},
+      {{"beta", &inputs.beta}, per_token, Precision::kOfQOrF32},
+      {{"remove", &inputs.remove}, per_channel, Precision::kOfQOrF32},
+      {{"write", &inputs.write}, per_channel, Precision::kOfQOrF32},
+      {{"bonus", &inputs.bonus}, {"[H, K]", {kAnyHeads, l.key_dim}}, Precision::kOfQOrF32},
+      {{"initial_state", &inputs.initial_state}, state, Precision::kF32},
+      {{"initial_key_sum", &inputs.initial_key_sum}, key_sum, Precision::kF32},
+      {{"out", &out_view}, {"[B, T, H, V]", {l.batch, l.tokens, l.out_heads, l.value_dim}}, Precision::kOfQ},
+      {{"final_state", &state_view}, state, Precision::kF32},
+      {{"final_key_sum", &key_sum_view}, key_sum, Precision::kF32},
   };
-  for (const auto& [named, layout] : layouts) {
+  for (const auto& [named, layout, precision] : layouts) {
     if (!named.tensor->given()) continue;
     if (Status status = CheckLayout(named.name, *named.tensor, layout, l.state_heads); !status.ok()) return status;
-    if (Status status = CheckFloating(named.name, *named.tensor, l.dtype); !status.ok()) return status;
+    if (Status status = CheckFloating(named.name, *named.tensor, precision, l.dtype); !status.ok()) return status;
   }
   if (inputs.valid.given()) {
     if (inputs.valid.dtype != Dtype::kBool)

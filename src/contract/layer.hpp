@@ -17,7 +17,7 @@ struct Layer {
   double scale = 1;  // 1 under normalize, where it cancels
   double eps = 0;
   bool normalize = false;
-  Dtype dtype = Dtype::kF32;  // of every floating tensor
+  Dtype dtype = Dtype::kF32;  // of q, k, v and out
   int64_t batch = 0, tokens = 0, key_dim = 0, value_dim = 0;
   int64_t q_heads = 0, k_heads = 0, v_heads = 0;
   int64_t state_heads = 0;  // max(k_heads, v_heads)
@@ -26,6 +26,8 @@ struct Layer {
   Inputs in;
   Outputs out;
 
+  // Whether accumulators and states are f64; else they are f32.
+  bool f64() const { return dtype == Dtype::kF64; }
   // Output heads that read one state head.
   int64_t queries_per_state() const { return out_heads / state_heads; }
 };

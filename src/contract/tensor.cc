@@ -5,6 +5,8 @@
 #include <cstring>
 #include <string>
 
+#include "src/contract/half.hpp"
+
 namespace tercet::contract {
 
 namespace {
@@ -72,6 +74,10 @@ double ReadDouble(const ConstTensor& t, int64_t offset) {
       return static_cast<double>(ReadAs<float>(t, offset));
     case Dtype::kF64:
       return ReadAs<double>(t, offset);
+    case Dtype::kBF16:
+      return static_cast<double>(Widen(ReadAs<BFloat16>(t, offset)));
+    case Dtype::kF16:
+      return static_cast<double>(Widen(ReadAs<Float16>(t, offset)));
     default:
       return static_cast<double>(ReadInteger(t, offset));
   }

@@ -18,6 +18,9 @@ constexpr int64_t SizeOf(Dtype dtype) {
     case Dtype::kF64:
     case Dtype::kI64:
       return 8;
+    case Dtype::kBF16:
+    case Dtype::kF16:
+      return 2;
     case Dtype::kBool:
       return 1;
   }

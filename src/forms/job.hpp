@@ -21,7 +21,7 @@ struct Job {
   std::byte* workspace = nullptr;   // aligned to kAlignment
 };
 
-// One engine for one target: `run[dtype is f64][rule]` does a job, `bytes` says what workspace it needs (job.workspace is not looked at).
+// One engine for one target: `run[accumulators are f64][rule]` does a job, `bytes` says what workspace it needs (job.workspace is not looked at).
 struct Engine {
   static constexpr int kMaxRules = 16;
   using Run = void (*)(const Job&);
@@ -52,34 +52,6 @@ class Arena {
   int64_t used_ = 0;
 };
 
-// Copies n elements, `stride` apart, of the accumulator's own type from an address that need not be aligned. Dtypes and strides end here.
-template <class T>
-inline void LoadRow(const ConstTensor& t, int64_t offset, int64_t stride, int64_t n, T* to) {
-  const std::byte* from = static_cast<const std::byte*>(t.data) + offset * static_cast<int64_t>(sizeof(T));
-  if (stride == 1) {
-    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
-  } else {
-    for (int64_t i = 0; i < n; ++i) std::memcpy(to + i, from + i * stride * static_cast<int64_t>(sizeof(T)), sizeof(T));
-  }
-}
-
-template <class T>
-inline T LoadOne(const ConstTensor& t, int64_t offset) {
-  T value;
-  std::memcpy(&value, static_cast<const std::byte*>(t.data) + offset * static_cast<int64_t>(sizeof(T)), sizeof(T));
-  return value;
-}
-
-template <class T>
-inline void StoreRow(const Tensor& t, int64_t offset, int64_t stride, int64_t n, const T* from) {
-  std::byte* to = static_cast<std::byte*>(t.data) + offset * static_cast<int64_t>(sizeof(T));
-  if (stride == 1) {
-    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
-  } else {
-    for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * stride * static_cast<int64_t>(sizeof(T)), from + i, sizeof(T));
-  }
-}
-
 // The head of `t`, whose axis 2 (or 0 for [H] and [H, K]) counts heads, that a state head reads.
 inline int64_t HeadOf(const ConstTensor& t, int axis, int64_t head, int64_t state_heads) {
   return contract::GroupedHead(head, t.shape[axis], state_heads);
@@ -109,11 +81,11 @@ class Tokens {
  private:
   void ClearRow(int64_t token) {
     const Tensor& out = job_.layer->out.out;
-    const int64_t queries = job_.layer->queries_per_state();
-    const T zero = 0;
+    const int64_t queries = job_.layer->queries_per_state(), size = contract::SizeOf(out.dtype);
     for (int64_t g = 0; g < queries; ++g)
       for (int64_t c = 0; c < job_.columns; ++c)
-        StoreRow(out, contract::Offset(out, at_.batch, token, job_.head * queries + g, job_.column + c), 1, 1, &zero);
+        std::memset(static_cast<std::byte*>(out.data) + size * contract::Offset(out, at_.batch, token, job_.head * queries + g, job_.column + c), 0,
+                    static_cast<size_t>(size));
   }
 
   const Job& job_;

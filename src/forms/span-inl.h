@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "src/forms/dtypes-inl.h"
 #include "src/forms/job.hpp"
 #include "src/forms/tiles-inl.h"
 #include "src/rules/axes.hpp"
@@ -21,9 +22,6 @@ namespace HWY_NAMESPACE {
 using forms::Arena;
 using forms::HeadOf;
 using forms::Job;
-using forms::LoadOne;
-using forms::LoadRow;
-using forms::StoreRow;
 
 // R is a point on the axes: R::kDecay and R::kUpdate.
 template <class R, class T>

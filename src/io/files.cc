@@ -124,12 +124,14 @@ Status WriteBytes(int fd, const std::string& path, const void* data, size_t size
   return {};
 }
 
-Status CheckArray(const std::string& path, const std::string& name, const Array& array) {
+Status CheckArray(Kind kind, const std::string& path, const std::string& name, const Array& array) {
   const int64_t size = ByteSize(array.shape, array.dtype);
   if (array.shape.size() > kMaxAxes || size < 0 || array.data.size() != static_cast<uint64_t>(size))
     return Refuse(StatusCode::kShape, path,
                   "array " + Quoted(name) + " has " + Bytes(array.data.size()) + ", which is not what its dtype and its " +
                       std::to_string(array.shape.size()) + " sizes mean");
+  if (kind != Kind::kSafetensors && array.dtype == Dtype::kBF16)
+    return Refuse(StatusCode::kDtype, path, "array " + Quoted(name) + " is bf16, for which NumPy has no dtype; a .safetensors file can hold it");
   return {};
 }
 
@@ -160,7 +162,7 @@ Status Write(const std::string& path, const File& file) {
     Kind kind{};
     if (Status status = KindOf(path, &kind); !status.ok()) return status;
     for (const auto& [name, array] : file.arrays)
-      if (Status status = CheckArray(path, name, array); !status.ok()) return status;
+      if (Status status = CheckArray(kind, path, name, array); !status.ok()) return status;
     if (kind == Kind::kNpy && file.arrays.size() != 1)
       return Refuse(StatusCode::kValue, path, "a .npy file takes exactly one array, and there are " + std::to_string(file.arrays.size()));
 

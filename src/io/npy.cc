@@ -1,6 +1,6 @@
 // NumPy's .npy: a magic word, a version, the length of a Python dictionary, the dictionary, the data. Versions 1 to 3 are read, 1 is written.
 // Fortran order and big-endian numbers are turned into row-major native ones. Not read: structured and object dtypes, and any that is not listed
-// below. Source: NumPy's documentation of numpy.lib.format.
+// below; bf16 is none of NumPy's. Source: NumPy's documentation of numpy.lib.format.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -21,9 +21,11 @@ struct NpyDtype {
 };
 // The first entry of a dtype is the one that is written.
 constexpr NpyDtype kDtypes[] = {
-    {"<f4", Dtype::kF32, false},  {"<f8", Dtype::kF64, false}, {"<i4", Dtype::kI32, false}, {"<i8", Dtype::kI64, false}, {"|b1", Dtype::kBool, false},
-    {"|u1", Dtype::kBool, false}, {">f4", Dtype::kF32, true},  {">f8", Dtype::kF64, true},  {">i4", Dtype::kI32, true},  {">i8", Dtype::kI64, true},
+    {"<f2", Dtype::kF16, false}, {"<f4", Dtype::kF32, false},  {"<f8", Dtype::kF64, false},  {"<i4", Dtype::kI32, false},
+    {"<i8", Dtype::kI64, false}, {"|b1", Dtype::kBool, false}, {"|u1", Dtype::kBool, false}, {">f2", Dtype::kF16, true},
+    {">f4", Dtype::kF32, true},  {">f8", Dtype::kF64, true},   {">i4", Dtype::kI32, true},   {">i8", Dtype::kI64, true},
 };
+constexpr std::string_view kAreRead = "f2, f4, f8, i4, i8, b1 and u1 are read";
 
 // The few Python literals a head may hold. A false answer leaves `fault` with the sentence, where there is one better than the general.
 class Literal {
@@ -170,7 +172,7 @@ Status ParseNpyHead(std::string_view head, std::string_view what, NpyLayout* lay
     if (*has) return Refuse(StatusCode::kValue, what, "its header has the key " + Quoted(key) + " twice");
     *has = true;
     if (has == &has_descr) {
-      if (literal.Take('[')) return Refuse(StatusCode::kDtype, what, "its dtype is a structured one; f4, f8, i4, i8, b1 and u1 are read");
+      if (literal.Take('[')) return Refuse(StatusCode::kDtype, what, "its dtype is a structured one; " + std::string(kAreRead));
       if (!literal.String(&descr)) return malformed();
     } else if (has == &has_order) {
       if (!literal.Bool(&layout->fortran_order)) return malformed();
@@ -181,8 +183,11 @@ Status ParseNpyHead(std::string_view head, std::string_view what, NpyLayout* lay
   if (!has_descr || !has_order || !has_shape || !literal.AtEnd()) return malformed();
 
   const NpyDtype* known = std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const NpyDtype& d) { return d.descr == descr; });
-  if (known == std::end(kDtypes))
-    return Refuse(StatusCode::kDtype, what, "its dtype is " + Quoted(descr) + "; f4, f8, i4, i8, b1 and u1 are read, f2 (f16) not yet");
+  if (descr == "<V2" || descr == "|V2")
+    return Refuse(StatusCode::kDtype, what,
+                  "its dtype is " + Quoted(descr) + ", two bytes without a meaning, which is how bf16 is written for want of a dtype in NumPy; " +
+                      std::string(kAreRead) + ", and bf16 from a .safetensors file");
+  if (known == std::end(kDtypes)) return Refuse(StatusCode::kDtype, what, "its dtype is " + Quoted(descr) + "; " + std::string(kAreRead));
   layout->dtype = known->dtype;
   layout->big_endian = known->big_endian;
   layout->data_size = ByteSize(layout->shape, layout->dtype);

@@ -19,7 +19,8 @@ struct SafetensorsDtype {
 };
 // The first entry of a dtype is the one that is written.
 constexpr SafetensorsDtype kDtypes[] = {
-    {"F32", Dtype::kF32}, {"F64", Dtype::kF64}, {"I32", Dtype::kI32}, {"I64", Dtype::kI64}, {"BOOL", Dtype::kBool}, {"U8", Dtype::kBool},
+    {"BF16", Dtype::kBF16}, {"F16", Dtype::kF16}, {"F32", Dtype::kF32},   {"F64", Dtype::kF64},
+    {"I32", Dtype::kI32},   {"I64", Dtype::kI64}, {"BOOL", Dtype::kBool}, {"U8", Dtype::kBool},
 };
 
 struct Entry {
@@ -152,8 +153,7 @@ Status ReadTensor(const Entry& entry, std::string_view data, std::string_view wh
   const SafetensorsDtype* known =
       std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const SafetensorsDtype& d) { return d.name == entry.dtype; });
   if (known == std::end(kDtypes))
-    return Refuse(StatusCode::kDtype, what,
-                  tensor + " has dtype " + Quoted(entry.dtype) + "; F32, F64, I32, I64, BOOL and U8 are read, F16 and BF16 not yet");
+    return Refuse(StatusCode::kDtype, what, tensor + " has dtype " + Quoted(entry.dtype) + "; BF16, F16, F32, F64, I32, I64, BOOL and U8 are read");
   const int64_t size = ByteSize(entry.shape, known->dtype);
   if (size < 0)
     return Refuse(StatusCode::kShape, what, tensor + " has the shape " + ShapeText(entry.shape) + ", whose size in bytes does not fit in 63 bits");

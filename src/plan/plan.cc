@@ -36,7 +36,7 @@ forms::Job Plan::JobAt(const contract::Layer& layer, int64_t i) const {
 Status Make(const Options& options, const contract::Layer& layer, const targets::Target& target, int concurrency, Plan* plan) {
   const int64_t longest = contract::LongestSequence(layer);
   if (longest == 0 && !layer.out.final_state.given() && !layer.out.final_key_sum.given()) return {};  // nothing to write, however many heads
-  const bool f64 = layer.dtype == Dtype::kF64;
+  const bool f64 = layer.f64();
   // Measured, AVX-512, one core, T = 2048, all rules, f32 and f64: chunks of 64 take 0.92 to 1.7 times the recurrence's time at K = V = 128, and 1.1
   // to 2.4 times at 64. So chunks are taken where the caller names their size.
   const Form form = options.form != Form::kAutomatic ? options.form : options.chunk > 0 ? Form::kChunkwise : Form::kRecurrent;
@@ -54,7 +54,7 @@ Status Make(const Options& options, const contract::Layer& layer, const targets:
   if (options.threads > 0) plan->workers = std::min<int64_t>(plan->workers, options.threads);
 
   if (form == Form::kParallel) {
-    const double side = static_cast<double>(plan->span), table = side * side * static_cast<double>(contract::SizeOf(layer.dtype));
+    const double side = static_cast<double>(plan->span), table = side * side * (f64 ? 8 : 4);
     const auto limit = static_cast<double>(options.table_limit);
     if (table > limit)
       return {StatusCode::kTableLimit, "table_limit is " + std::to_string(options.table_limit) + " bytes and must be at least " + Digits(table) +

@@ -1,11 +1,13 @@
 #include "src/proof/inputs.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
 #include <string_view>
 
+#include "src/contract/half.hpp"
 #include "src/contract/tensor.hpp"
 #include "src/rules/all.hpp"
 
@@ -23,6 +25,16 @@ template <class T>
 void Store(double value, std::byte* at) {
   const T rounded = static_cast<T>(value);
   std::memcpy(at, &rounded, sizeof(T));
+}
+
+// Rounded once: what float can't hold is made odd in its last bit, which no later rounding takes for a tie.
+template <class Half>
+void StoreHalf(double value, std::byte* at) {
+  auto narrow = static_cast<float>(value);
+  if (std::abs(static_cast<double>(narrow)) > std::abs(value)) narrow = std::nextafter(narrow, 0.0f);
+  if (static_cast<double>(narrow) != value && std::isfinite(narrow)) narrow = std::bit_cast<float>(std::bit_cast<uint32_t>(narrow) | 1u);
+  const Half rounded = contract::Narrow<Half>(narrow);
+  std::memcpy(at, &rounded, sizeof(Half));
 }
 
 template <class View, class Data>
@@ -106,6 +118,10 @@ void Owned::Set(int64_t i, double value) {
       return Store<float>(value, at);
     case Dtype::kF64:
       return Store<double>(value, at);
+    case Dtype::kBF16:
+      return StoreHalf<BFloat16>(value, at);
+    case Dtype::kF16:
+      return StoreHalf<Float16>(value, at);
     case Dtype::kI32:
       return Store<int32_t>(value, at);
     case Dtype::kI64:
@@ -141,8 +157,9 @@ OwnedInputs RandomInputs(const RandomSpec& spec) {
   const int64_t q_heads = spec.q_heads.value_or(spec.heads), k_heads = spec.k_heads.value_or(spec.heads), v_heads = spec.v_heads.value_or(spec.heads);
   const int64_t gate_heads = spec.gate_heads.value_or(spec.heads), state_heads = std::max(k_heads, v_heads);
   const int64_t sequences = spec.offsets.empty() ? B : static_cast<int64_t>(spec.offsets.size()) - 1;
-  const auto fill = [&](std::string_view name, std::vector<int64_t> shape, auto number) {
-    Owned tensor = Owned::Zeros(spec.dtype, std::move(shape));
+  const Dtype gate_dtype = spec.gate_dtype.value_or(spec.dtype), state_dtype = StateDtype(spec.dtype);
+  const auto fill = [&](Dtype dtype, std::string_view name, std::vector<int64_t> shape, auto number) {
+    Owned tensor = Owned::Zeros(dtype, std::move(shape));
     Numbers numbers(spec.seed, name);
     for (int64_t i = 0; i < tensor.size(); ++i) tensor.Set(i, number(numbers));
     return tensor;
@@ -153,15 +170,15 @@ OwnedInputs RandomInputs(const RandomSpec& spec) {
   const double root = std::sqrt(static_cast<double>(K));
 
   OwnedInputs in;
-  in.q = fill("q", {B, T, q_heads, K}, normal);
-  in.k = fill("k", {B, T, k_heads, K}, [&](Numbers& numbers) { return numbers.Normal() / root; });
-  in.v = fill("v", {B, T, v_heads, V}, normal);
-  if (axes.decay == Decay::kPerHead) in.log_decay = fill("log_decay", {gate_heads}, log_decay);
-  if (axes.decay == Decay::kPerStep) in.log_decay = fill("log_decay", {B, T, gate_heads}, log_decay);
-  if (axes.decay == Decay::kPerChannel) in.log_decay = fill("log_decay", {B, T, gate_heads, K}, log_decay);
+  in.q = fill(spec.dtype, "q", {B, T, q_heads, K}, normal);
+  in.k = fill(spec.dtype, "k", {B, T, k_heads, K}, [&](Numbers& numbers) { return numbers.Normal() / root; });
+  in.v = fill(spec.dtype, "v", {B, T, v_heads, V}, normal);
+  if (axes.decay == Decay::kPerHead) in.log_decay = fill(gate_dtype, "log_decay", {gate_heads}, log_decay);
+  if (axes.decay == Decay::kPerStep) in.log_decay = fill(gate_dtype, "log_decay", {B, T, gate_heads}, log_decay);
+  if (axes.decay == Decay::kPerChannel) in.log_decay = fill(gate_dtype, "log_decay", {B, T, gate_heads, K}, log_decay);
   if (axes.update == Update::kDelta) {
     Normalize(&in.k);
-    in.beta = fill("beta", {B, T, gate_heads}, uniform);
+    in.beta = fill(gate_dtype, "beta", {B, T, gate_heads}, uniform);
     if (spec.feature_map == FeatureMap::kEluPlusOne) {
       // I - beta k k' must not stretch, so beta k'k stays below 1 for the largest k of any head: elu(x) + 1 is at most 1 + max(x, 0).
       for (int64_t token = 0; token < B * T; ++token) {
@@ -180,7 +197,7 @@ OwnedInputs RandomInputs(const RandomSpec& spec) {
   }
   if (axes.update == Update::kRankOne) {
     // D - a kappa kappa' is symmetric with eigenvalues from -1 to 1, so the state's norm grows by no more than what is written.
-    in.remove = fill("remove", {B, T, gate_heads, K}, normal);
+    in.remove = fill(gate_dtype, "remove", {B, T, gate_heads, K}, normal);
     Normalize(&in.remove);
     in.write = in.remove;
     Numbers a(spec.seed, "write");
@@ -192,11 +209,12 @@ OwnedInputs RandomInputs(const RandomSpec& spec) {
       }
     }
   }
-  if (axes.update == Update::kAddReadBefore) in.bonus = fill("bonus", {gate_heads, K}, normal);
+  if (axes.update == Update::kAddReadBefore) in.bonus = fill(gate_dtype, "bonus", {gate_heads, K}, normal);
   if (spec.initial_state) {
-    in.initial_state = fill("initial_state", {sequences, state_heads, K, V}, normal);
+    in.initial_state = fill(state_dtype, "initial_state", {sequences, state_heads, K, V}, normal);
     if (spec.normalize)
-      in.initial_key_sum = fill("initial_key_sum", {sequences, state_heads, K}, [](Numbers& numbers) { return 0.5 + numbers.Uniform(); });
+      in.initial_key_sum =
+          fill(state_dtype, "initial_key_sum", {sequences, state_heads, K}, [](Numbers& numbers) { return 0.5 + numbers.Uniform(); });
   }
   if (!spec.offsets.empty()) {
     in.offsets = Owned::Zeros(Dtype::kI64, {sequences + 1});

@@ -31,9 +31,13 @@ struct OwnedInputs {
   Inputs view() const;
 };
 
+// The dtype of states and key sums beside a q of that dtype.
+inline Dtype StateDtype(Dtype dtype) { return dtype == Dtype::kF64 ? Dtype::kF64 : Dtype::kF32; }
+
 struct RandomSpec {
   Rule rule = Rule::kLinear;
-  Dtype dtype = Dtype::kF32;
+  Dtype dtype = Dtype::kF32;        // of q, k and v
+  std::optional<Dtype> gate_dtype;  // of log_decay, beta, remove, write and bonus; default: dtype
   int64_t batch = 1, tokens = 96, key_dim = 32, value_dim = 32;
   int64_t heads = 2;
   std::optional<int64_t> q_heads, k_heads, v_heads, gate_heads;  // default: heads

@@ -32,8 +32,8 @@ struct Answers {
 
   explicit Answers(const contract::Layer& layer)
       : out(Owned::Zeros(layer.dtype, {layer.batch, layer.tokens, layer.out_heads, layer.value_dim})),
-        final_state(Owned::Zeros(layer.dtype, {layer.sequences, layer.state_heads, layer.key_dim, layer.value_dim})) {
-    if (layer.normalize) final_key_sum = Owned::Zeros(layer.dtype, {layer.sequences, layer.state_heads, layer.key_dim});
+        final_state(Owned::Zeros(StateDtype(layer.dtype), {layer.sequences, layer.state_heads, layer.key_dim, layer.value_dim})) {
+    if (layer.normalize) final_key_sum = Owned::Zeros(StateDtype(layer.dtype), {layer.sequences, layer.state_heads, layer.key_dim});
   }
 
   Outputs outputs() { return {out.mutable_view(), final_state.mutable_view(), final_key_sum.mutable_view()}; }

@@ -40,8 +40,13 @@ constexpr std::array<std::pair<Form, std::string_view>, 4> kForms = {
     {{Form::kAutomatic, "automatic"}, {Form::kParallel, "parallel"}, {Form::kRecurrent, "recurrent"}, {Form::kChunkwise, "chunkwise"}}};
 constexpr std::array<std::pair<FeatureMap, std::string_view>, 4> kFeatureMaps = {
     {{FeatureMap::kIdentity, "identity"}, {FeatureMap::kEluPlusOne, "elu_plus_one"}, {FeatureMap::kRelu, "relu"}, {FeatureMap::kL2Norm, "l2_norm"}}};
-constexpr std::array<std::pair<Dtype, std::string_view>, 5> kDtypes = {
-    {{Dtype::kF32, "f32"}, {Dtype::kF64, "f64"}, {Dtype::kI32, "i32"}, {Dtype::kI64, "i64"}, {Dtype::kBool, "bool"}}};
+constexpr std::array<std::pair<Dtype, std::string_view>, 7> kDtypes = {{{Dtype::kF32, "f32"},
+                                                                        {Dtype::kF64, "f64"},
+                                                                        {Dtype::kBF16, "bf16"},
+                                                                        {Dtype::kF16, "f16"},
+                                                                        {Dtype::kI32, "i32"},
+                                                                        {Dtype::kI64, "i64"},
+                                                                        {Dtype::kBool, "bool"}}};
 
 }  // namespace
 
