@@ -1,6 +1,9 @@
-// The registers themselves, as a policy for src/forms/amx-inl.h. All tiles are configured as 16 rows of 64 bytes, the only shape that the engine uses.
+// The registers themselves, as a policy for src/forms/amx-inl.h. All tiles are configured as 16 rows of 64 bytes, the only shape that the engine
+// uses.
 #ifndef TERCET_TESTS_AMX_EMULATION_INL_H_
 #define TERCET_TESTS_AMX_EMULATION_INL_H_
+
+#include <atomic>
 
 #include "src/forms/amx-inl.h"
 
@@ -11,15 +14,16 @@ struct EmulatedTiles {
   struct Registers {
     amx::Tile tile[8];
     bool configured = false;
-    int faults = 0;  // uses of tiles that were not configured
   };
+  // Uses of tiles that were not configured, by any thread.
+  static inline std::atomic<int> faults{0};
   static Registers& Own() {
     static thread_local Registers registers;
     return registers;
   }
   static amx::Tile& Use(int tile) {
     Registers& own = Own();
-    own.faults += !own.configured;
+    if (!own.configured) ++faults;
     return own.tile[tile];
   }
 

@@ -17,6 +17,8 @@ const targets::Target* EmulatedAmxTarget() {
   return (hwy::SupportedTargets() & HWY_AVX3) != 0 ? &target : nullptr;
 }
 
+int EmulatedAmxFaults() { return EmulatedTiles::faults; }
+
 }  // namespace tercet::test
 
 #else
@@ -24,6 +26,7 @@ const targets::Target* EmulatedAmxTarget() {
 namespace tercet::test {
 
 const targets::Target* EmulatedAmxTarget() { return nullptr; }
+int EmulatedAmxFaults() { return 0; }
 
 }  // namespace tercet::test
 

@@ -12,6 +12,9 @@ const targets::Target* EmulatedAmxTarget();
 // Offers it, once. To be called before anything asks for the targets.
 void OfferEmulatedAmx();
 
+// How often tiles were used that were not configured.
+int EmulatedAmxFaults();
+
 }  // namespace tercet::test
 
 #endif  // TERCET_TESTS_AMX_EMULATION_HPP_

@@ -1,5 +1,5 @@
-// The tile verbs of Intel AMX, beside those of tiles-inl.h: eight tile registers of 16 rows of 64 bytes, and one product, C [16][16] f32 += A [16][32]
-// bf16 times B [32][16] bf16, where a row of B holds a pair of channels (or tokens) for each of 16 columns.
+// The tile verbs of Intel AMX, beside those of tiles-inl.h: eight tile registers of 16 rows of 64 bytes, and one product, C [16][16] f32 += A
+// [16][32] bf16 times B [32][16] bf16, where a row of B holds a pair of channels (or tokens) for each of 16 columns.
 //
 // A policy is the registers: `HardwareTiles` the real ones, and in the tests a plain emulation. Operands lie in memory as whole tiles, 1 KiB each,
 // padded with zeros, so that every load has a stride of 64 bytes and no odd shape is ever configured.

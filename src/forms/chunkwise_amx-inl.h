@@ -5,8 +5,8 @@
 //   O_b = scale [ (X F0)_b S0 + tril(score(X, K; F))_b U ]
 //
 // as two products with bf16 operands and f32 sums, the table made block by block between them. What is no product is f32: the table before it is
-// rounded, the triangular solve inside a block (forward substitution in registers), state, key sum and denominators. Tokens t and t + 16 share a pair:
-// then a right operand of tokens is two rows side by side, and a table's row two rows of sums.
+// rounded, the triangular solve inside a block (forward substitution in registers), state, key sum and denominators. Tokens t and t + 16 share a
+// pair: then a right operand of tokens is two rows side by side, and a table's row two rows of sums.
 //
 // One decay a token: the factors of a row multiply sums (of scores, of reads) and values, in f32; q and k stay as they were given. One a channel: x
 // and k are multiplied before they are rounded. Queries of a block, anchored at the start of every block up to their own, meet the keys of the block
@@ -85,6 +85,7 @@ class ChunkwiseAmx {
     const int64_t tokens = kBlock * most_blocks_, pair_tokens = 32 * most_pairs_;
     now_ = arena.Take<int64_t>(job.span);
     next_ = arena.Take<int64_t>(job.span);
+    far_ = arena.Take<Far>(5 + 2 * queries_);
     scores_ = arena.Take<Sums>(kGroup);
     diagonal_ = arena.Take<Sums>(1);
     scratch_ = arena.Take<Sums>(1);
@@ -127,6 +128,7 @@ class ChunkwiseAmx {
   }
 
   void Walk() {
+    ListRows();
     LoadState();
     if constexpr (kReadBefore) {
       const ConstTensor& t = layer_.in.bonus;
@@ -149,6 +151,7 @@ class ChunkwiseAmx {
       for (int64_t g = 0; g < queries_; ++g)
         for (int64_t b = 0; b < blocks_; ++b) Read(g, b);
       Advance();
+      EndSteps();
       std::swap(now_, next_);
       n_ = coming_;
     }
@@ -309,14 +312,15 @@ class ChunkwiseAmx {
       for (int64_t p = 0; p < 16; ++p) {
         const uint16_t *low = v_rows_ + (32 * m + p) * v_row_, *high = low + 16 * v_row_;
         for (int64_t x = 0; x < columns_; ++x, low += 16, high += 16) {
-          const __m512i pair = _mm512_or_si512(_mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(low))),
-                                               _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(high))), 16));
+          const __m512i pair =
+              _mm512_or_si512(_mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(low))),
+                              _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(high))), 16));
           _mm512_store_si512(values_.tiles[m * columns_ + x].row[p], pair);
           if constexpr (kPerToken) {
             const float* end = to_end_ + 32 * m + p;
-            _mm512_store_si512(end_values_.tiles[m * columns_ + x].row[p],
-                               NarrowPairs<Tiles>(_mm512_mul_ps(WidenLow(pair), _mm512_set1_ps(end[0])),
-                                                  _mm512_mul_ps(WidenHigh(pair), _mm512_set1_ps(end[16]))));
+            _mm512_store_si512(
+                end_values_.tiles[m * columns_ + x].row[p],
+                NarrowPairs<Tiles>(_mm512_mul_ps(WidenLow(pair), _mm512_set1_ps(end[0])), _mm512_mul_ps(WidenHigh(pair), _mm512_set1_ps(end[16]))));
           }
         }
       }
@@ -432,8 +436,8 @@ class ChunkwiseAmx {
     return _mm512_loadu_ps(powers_ + kBlock * most_blocks_ - (kBlock * b + i) + 16 * j);
   }
 
-  // A decay a channel. Rows y of block b, times the factors from after each to the block's end, as a right operand [depth]. Leaves the block's product
-  // of factors in whole_.
+  // A decay a channel. Rows y of block b, times the factors from after each to the block's end, as a right operand [depth]. Leaves the block's
+  // product of factors in whole_.
   void FadeToBlockEnd(int64_t b, const float* y, Tile* right) const {
     Tile rows;
     for (int64_t d = 0; d < depth_; ++d) {
@@ -555,10 +559,11 @@ class ChunkwiseAmx {
   }
 
   // A decay a channel: scores among the tokens of block b in diagonal_, the lower triangle and the diagonal; the rest is anything.
-  void ScoreDiagonal(int64_t b, const float* x, const float* y, bool before) const {
+  void ScoreDiagonal(int64_t b, const float* x, const float* y, bool before) {
     const float *decay = D_ + kBlock * b * row_, *from = y + kBlock * b * row_;
     Sums turned;
     for (int64_t j = 0; j < kBlock; ++j) {
+      Step();
       int64_t c = 0;
       for (; c + 128 <= row_; c += 128) ScoreColumn<8>(j, x + c, from + c, decay + c, before, c > 0);
       const int64_t left = row_ - c;
@@ -661,6 +666,7 @@ class ChunkwiseAmx {
     Sums *of_state = Reads(group), *sums = of_state + (kReads - 1) * kGroup;
     if constexpr (kRankOne) AddNotFinite(values_, table_, b / 2 + 1, kBlock * b, true, kBlock, group, sums);
     for (int64_t c = 0; c < GroupColumns(group); ++c) {
+      Step();
       const int64_t column = kGroup * group + c;
       const uint16_t* v = v_rows_ + kBlock * b * v_row_ + 16 * column;
       __m512 x[kBlock];
@@ -714,7 +720,6 @@ class ChunkwiseAmx {
       FinishScores(b, w_table_, Diagonal::kIncluded);
     }
     StartScores(b, x_left_, k_right_, table_, Diagonal::kIncluded);
-    if (g == 0) Prefetch(b);
     if constexpr (kPerChannel) ScoreDiagonal(b, q_rows_, k_rows_, kReadBefore);
     if constexpr (kReadBefore) OwnTerms(b);
     for (int64_t group = 0; group <= Groups(); ++group) {
@@ -746,7 +751,7 @@ class ChunkwiseAmx {
     }
   }
 
-  void StoreOut(int64_t g, int64_t b, int64_t group) const {
+  void StoreOut(int64_t g, int64_t b, int64_t group) {
     const Tensor& t = layer_.out.out;
     Sums *of_state = Reads(group), *sums = of_state + (kReads - 1) * kGroup;
     AddNotFinite(values_, table_, b / 2 + 1, kBlock * b, false, kBlock, group, sums);
@@ -754,6 +759,7 @@ class ChunkwiseAmx {
     const __m512 scale = _mm512_set1_ps(static_cast<float>(layer_.scale));
     const int64_t first = 16 * kGroup * group, width = std::min(16 * kGroup, job_.columns - first), step = t.strides[3];
     for (int64_t i = 0; i < Count(b); ++i) {
+      Step();
       std::byte* to = static_cast<std::byte*>(t.data) + 2 * Offset(t, kBlock * b + i, job_.head * queries_ + g, job_.column + first);
       const auto number = [&](int64_t c) TERCET_AMX_ATTR {
         if (c >= GroupColumns(group)) return _mm512_setzero_ps();
@@ -798,11 +804,12 @@ class ChunkwiseAmx {
   }
 
   // A state tile and its bf16 pairs of channels. Channels past the last stay zero: their keys are.
-  void AddToState(int64_t c, int64_t group, Sums* sums) const {
+  void AddToState(int64_t c, int64_t group, Sums* sums) {
     const int64_t rows = std::min(kBlock, K_ - kBlock * c);
     AddNotFinite(kPerToken ? end_values_ : values_, k_turned_ + c * most_pairs_, pairs_, -1, false, rows, group, sums);
     if constexpr (kRankOne) AddNotFinite(removed_, w_turned_ + c * most_pairs_, pairs_, -1, false, rows, group, sums);
     for (int64_t x = 0; x < GroupColumns(group); ++x) {
+      Step();
       Sums* state = state_ + c * columns_ + kGroup * group + x;
       Tile* pairs = state_tiles_ + c / 2 * columns_ + kGroup * group + x;
       for (int64_t p = 0; p < 8; ++p) {
@@ -889,29 +896,52 @@ class ChunkwiseAmx {
 
   // ---- The next chunk's rows ------------------------------------------------------------------------------------------------------------------
 
-  // Asks for block b's share of them. A token's rows lie far apart, one a page, and their way from memory is most of a chunk's time.
-  void Prefetch(int64_t b) const {
-    const auto ask = [&](const ConstTensor& t, int64_t token, int64_t head, int64_t first, int64_t count, bool write) TERCET_AMX_ATTR {
-      if (!t.given() || t.rank != 4) return;
-      const std::byte* at = At(t, contract::Offset(t, walk_.batch(), token, head, first));
-      const std::byte* end = at + count * contract::SizeOf(t.dtype);
-      for (; at < end; at += 64) {
-        if (write)
-          __builtin_prefetch(at, 1);
-        else
-          _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
-      }
-    };
+  // A token's rows lie far apart, one a page, and their way from memory can be most of a chunk's time. They are asked for while the chunk before is
+  // computed, a few lines at every step: asked for all at once they would wait for each other, and the arithmetic for them.
+  struct Far {
+    std::byte* data;
+    int64_t step, bytes;  // from token to token, and of a row
+    bool written;
+  };
+
+  void ListRows() {
     const Inputs& in = layer_.in;
-    for (int64_t i = coming_ * b / blocks_; i < coming_ * (b + 1) / blocks_; ++i) {
-      for (const ConstTensor* t : {&in.k, &in.log_decay, &in.remove, &in.write})
-        if (t->rank == 4) ask(*t, next_[i], GateHead(*t), 0, K_, false);
-      ask(in.v, next_[i], GateHead(in.v), job_.column, job_.columns, false);
-      for (int64_t g = 0; g < queries_; ++g) {
-        ask(in.q, next_[i], QueryHead(g), 0, K_, false);
-        ask(layer_.out.out, next_[i], job_.head * queries_ + g, job_.column, job_.columns, true);
-      }
+    for (const ConstTensor* t : {&in.k, &in.v, &in.log_decay, &in.remove, &in.write})
+      if (t->rank == 4) ListRow(*t, GateHead(*t), t == &in.v, false);
+    for (int64_t g = 0; g < queries_; ++g) {
+      ListRow(in.q, QueryHead(g), false, false);
+      ListRow(layer_.out.out, job_.head * queries_ + g, true, true);
     }
+  }
+  void ListRow(const ConstTensor& t, int64_t head, bool values, bool written) {
+    const int64_t size = contract::SizeOf(t.dtype), first = values ? job_.column : 0, count = values ? job_.columns : K_;
+    // Where channels don't lie side by side, the first of them is all that is asked for.
+    far_[far_rows_++] = {const_cast<std::byte*>(At(t, contract::Offset(t, walk_.batch(), 0, head, first))), t.strides[1] * size,
+                         (t.strides[3] == 1 ? count : 1) * size, written};
+  }
+
+  // So many rows that the steps of a chunk, of which there are as many as in the last, ask for all.
+  void Step() {
+    ++steps_;
+    for (credit_ += coming_ * far_rows_; credit_ >= last_steps_; credit_ -= last_steps_) AskRow();
+  }
+  void AskRow() {
+    if (asked_token_ >= coming_) return;
+    const Far& far = far_[asked_row_];
+    std::byte* at = far.data + next_[asked_token_] * far.step;
+    for (std::byte* end = at + far.bytes; at < end; at += 64) {
+      if (far.written)
+        __builtin_prefetch(at, 1);
+      else
+        _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+    }
+    if (++asked_row_ < far_rows_) return;
+    asked_row_ = 0;
+    ++asked_token_;
+  }
+  void EndSteps() {
+    last_steps_ = std::max<int64_t>(1, steps_);
+    steps_ = credit_ = asked_token_ = asked_row_ = 0;
   }
 
   const Job& job_;
@@ -924,41 +954,45 @@ class ChunkwiseAmx {
   int64_t n_ = 0, blocks_ = 0, pairs_ = 0;  // tokens held now, blocks of 16 and of 32 of them
   int64_t coming_ = 0;                      // tokens of the next chunk
 
-  int64_t *now_, *next_;
-  Sums* scores_;       // [kGroup]: of key blocks
-  Sums* diagonal_;     // scores within a block
-  Sums* scratch_;      // their sums over every 16th channel
-  Sums* reads_;        // [2][kReads][kGroup]
-  Tile* table_;        // [pairs]: a row of scores
-  Tile* w_table_;      // likewise, with write
-  Sums* state_;        // [channel blocks][columns]
-  Tile* state_tiles_;  // [depth][columns]: right operand
-  uint16_t* v_rows_;   // [n][v_row]
-  Right values_;       // U, or V
-  Right end_values_;   // kPerToken: times the factors to the chunk's end
-  Right removed_;      // kRankOne: P
-  Tile* k_left_;       // [blocks][depth]; not kPerChannel
-  Tile* x_left_;       // [depth]; kPerChannel [anchors][depth]
-  Tile* k_right_;      // [depth][most_blocks]; kPerChannel [blocks][depth], faded to the block's end
-  Tile* w_right_;      // likewise
-  Tile* k_turned_;     // [channel blocks][most_pairs]: left operand
-  Tile* w_turned_;     // likewise
-  float* q_rows_;      // [kBlock][row]
-  float* k_rows_;      // kPerChannel [n][row]
-  float* r_rows_;      // likewise
-  float* w_rows_;      // likewise
-  float* D_;           // kPerChannel [n][row], kPerStep [n]
-  float* whole_;       // kPerChannel [blocks][row]: products of a block's factors
-  float* x_faded_;     // kPerChannel [kBlock][row]
-  float* fade_;        // kPerChannel [row]: F(n, 0)
-  float* from_start_;  // kPerToken [n]: F(i, 0)
-  float* to_end_;      // kPerToken [n]: F(n, i)
-  float* factors_;     // kPerStep [kBlock][n]: rows of F
-  float* powers_;      // kPerHead
-  float* beta_;        // [n]
-  float* bonus_;       // [row]
-  float* key_sum_;     // [row]
-  float* denominators_;  // [kBlock]
+  // What is asked for ahead: rows of a token, the next of them, and how steps are shared out.
+  Far* far_;
+  int64_t far_rows_ = 0, asked_token_ = 0, asked_row_ = 0, steps_ = 0, last_steps_ = 64, credit_ = 0;
+
+  int64_t *now_, *next_;  // [n]: tokens
+  Sums* scores_;          // [kGroup]: of key blocks
+  Sums* diagonal_;        // scores within a block
+  Sums* scratch_;         // their sums over every 16th channel
+  Sums* reads_;           // [2][kReads][kGroup]
+  Tile* table_;           // [pairs]: a row of scores
+  Tile* w_table_;         // likewise, with write
+  Sums* state_;           // [channel blocks][columns]
+  Tile* state_tiles_;     // [depth][columns]: right operand
+  uint16_t* v_rows_;      // [n][v_row]
+  Right values_;          // U, or V
+  Right end_values_;      // kPerToken: times the factors to the chunk's end
+  Right removed_;         // kRankOne: P
+  Tile* k_left_;          // [blocks][depth]; not kPerChannel
+  Tile* x_left_;          // [depth]; kPerChannel [anchors][depth]
+  Tile* k_right_;         // [depth][most_blocks]; kPerChannel [blocks][depth], faded to the block's end
+  Tile* w_right_;         // likewise
+  Tile* k_turned_;        // [channel blocks][most_pairs]: left operand
+  Tile* w_turned_;        // likewise
+  float* q_rows_;         // [kBlock][row]
+  float* k_rows_;         // kPerChannel [n][row]
+  float* r_rows_;         // likewise
+  float* w_rows_;         // likewise
+  float* D_;              // kPerChannel [n][row], kPerStep [n]
+  float* whole_;          // kPerChannel [blocks][row]: products of a block's factors
+  float* x_faded_;        // kPerChannel [kBlock][row]
+  float* fade_;           // kPerChannel [row]: F(n, 0)
+  float* from_start_;     // kPerToken [n]: F(i, 0)
+  float* to_end_;         // kPerToken [n]: F(n, i)
+  float* factors_;        // kPerStep [kBlock][n]: rows of F
+  float* powers_;         // kPerHead
+  float* beta_;           // [n]
+  float* bonus_;          // [row]
+  float* key_sum_;        // [row]
+  float* denominators_;   // [kBlock]
   mutable __m512 row_sums_[kBlock];
 };
 
