@@ -102,13 +102,16 @@ Status Command::Run(Result* result) {
 
   contract::Layer layer;
   if (Status status = CheckLayer(options, tensors.inputs, 1, &layer); !status.ok()) return status;
+  if (layer.dtype == Dtype::kBF16 && !EndsIn(output, ".safetensors"))
+    return {StatusCode::kInvalidOption,
+            fmt::format("--output is {} and must end in .safetensors: out is bf16, for which NumPy has no dtype", output)};
   io::File out, left;
   io::Array& array = out.arrays.emplace("out", Zeros(layer.dtype, {layer.batch, layer.tokens, layer.out_heads, layer.value_dim})).first->second;
   Outputs outputs;
   outputs.out = Writable(&array);
   if (!final_state.empty()) {
     const auto add = [&](const char* name, std::vector<int64_t> shape) {
-      return Writable(&left.arrays.emplace(name, Zeros(layer.dtype, std::move(shape))).first->second);
+      return Writable(&left.arrays.emplace(name, Zeros(layer.state_dtype(), std::move(shape))).first->second);
     };
     outputs.final_state = add("final_state", {layer.sequences, layer.state_heads, layer.key_dim, layer.value_dim});
     if (layer.normalize) outputs.final_key_sum = add("final_key_sum", {layer.sequences, layer.state_heads, layer.key_dim});

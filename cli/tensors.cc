@@ -205,9 +205,10 @@ Status ReadState(const std::string& path, Tensors* tensors) {
 
 Status CheckLayer(const Options& options, const Inputs& inputs, int copies, contract::Layer* layer) {
   if (Status status = contract::Validate(options, inputs, nullptr, layer); !status.ok()) return status;
-  const double elements = Product({layer->batch, layer->tokens, layer->out_heads, layer->value_dim}) +
-                          Product({layer->sequences, layer->state_heads, layer->key_dim, layer->value_dim});
-  return CheckMemory("what this layer gives", copies * elements * static_cast<double>(contract::SizeOf(layer->dtype)));
+  const auto bytes = [](Dtype dtype, std::initializer_list<int64_t> shape) { return Product(shape) * static_cast<double>(contract::SizeOf(dtype)); };
+  return CheckMemory("what this layer gives",
+                     copies * (bytes(layer->dtype, {layer->batch, layer->tokens, layer->out_heads, layer->value_dim}) +
+                               bytes(layer->state_dtype(), {layer->sequences, layer->state_heads, layer->key_dim, layer->value_dim})));
 }
 
 }  // namespace tercet::cli

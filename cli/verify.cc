@@ -115,8 +115,12 @@ Status Command::ReadSpec(proof::RandomSpec* spec) {
   flags.Get("v_heads", &v, 0);
   if (flags.Given("dtype")) {
     const std::string& dtype = flags.Text("dtype");
-    if (dtype != "f32" && dtype != "f64") flags.Refuse("dtype", "f32 or f64");
-    spec->dtype = dtype == "f64" ? Dtype::kF64 : Dtype::kF32;
+    const Dtype dtypes[] = {Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kF16};
+    const Dtype* known = std::find_if(std::begin(dtypes), std::end(dtypes), [&](Dtype one) { return Name(one) == dtype; });
+    if (known == std::end(dtypes))
+      flags.Refuse("dtype", "f32, f64, bf16 or f16");
+    else
+      spec->dtype = *known;
   }
   if (!flags.status().ok()) return flags.status();
   spec->q_heads = q;
@@ -130,7 +134,8 @@ Status Command::ReadSpec(proof::RandomSpec* spec) {
   const double tokens = Product({spec->batch, spec->tokens, heads});
   const double elements =
       tokens * (4 * Product({spec->key_dim}) + 2 * Product({spec->value_dim})) + 4 * Product({spec->batch, heads, spec->key_dim, spec->value_dim});
-  return CheckMemory("random tensors of these sizes and their outputs", elements * static_cast<double>(contract::SizeOf(spec->dtype)));
+  return CheckMemory("random tensors of these sizes and their outputs",
+                     elements * static_cast<double>(contract::SizeOf(contract::StateDtype(spec->dtype))));
 }
 
 Status Command::One(const std::string& title, const Inputs& inputs, const proof::Expected& expected, Result* result) {
@@ -242,7 +247,7 @@ Action AddVerify(CLI::App* command) {
   random("q_heads", "N", "by default as --heads, as are the next two");
   random("k_heads", "N", "");
   random("v_heads", "N", "");
-  random("dtype", "DTYPE", "f32 (the default) or f64");
+  random("dtype", "DTYPE", "f32 (the default), f64, bf16 or f16");
   flags->Add(command, "seed", "N", "of the random tensors and of the proof; by default 1");
   flags->Add(command, "tolerance", "X", "of the expected answers, relative to their largest; by default 0: written down to the last bit");
   flags->Add(command, "plant", "ERROR", "decay, scale or mask: an error for the chunkwise form");

@@ -84,8 +84,8 @@ inline Results Room(const Options& options, const Inputs& in) {
   const int64_t heads = StateHeads(in), K = in.q.shape[3], V = in.v.shape[3];
   Results results;
   results.out = Owned::Zeros(in.q.dtype, {in.q.shape[0], in.q.shape[1], std::max(in.q.shape[2], heads), V});
-  results.final_state = Owned::Zeros(proof::StateDtype(in.q.dtype), {Sequences(in), heads, K, V});
-  if (options.normalize) results.final_key_sum = Owned::Zeros(proof::StateDtype(in.q.dtype), {Sequences(in), heads, K});
+  results.final_state = Owned::Zeros(contract::StateDtype(in.q.dtype), {Sequences(in), heads, K, V});
+  if (options.normalize) results.final_key_sum = Owned::Zeros(contract::StateDtype(in.q.dtype), {Sequences(in), heads, K});
   for (Owned* owned : {&results.out, &results.final_state, &results.final_key_sum})
     for (int64_t i = 0; !owned->shape.empty() && i < owned->size(); ++i) owned->Set(i, 12345.0);
   return results;

@@ -9,6 +9,9 @@
 
 namespace tercet::contract {
 
+// The dtype of accumulators, states and key sums beside a q of that dtype.
+constexpr Dtype StateDtype(Dtype dtype) { return dtype == Dtype::kF64 ? Dtype::kF64 : Dtype::kF32; }
+
 // A call that has been checked: its sizes, and its options with every default filled in.
 struct Layer {
   Rule rule = Rule::kLinear;
@@ -26,8 +29,9 @@ struct Layer {
   Inputs in;
   Outputs out;
 
-  // Whether accumulators and states are f64; else they are f32.
+  // Whether accumulators are f64; else they are f32.
   bool f64() const { return dtype == Dtype::kF64; }
+  Dtype state_dtype() const { return StateDtype(dtype); }
   // Output heads that read one state head.
   int64_t queries_per_state() const { return out_heads / state_heads; }
 };

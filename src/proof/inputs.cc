@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "src/contract/half.hpp"
+#include "src/contract/layer.hpp"
 #include "src/contract/tensor.hpp"
 #include "src/rules/all.hpp"
 
@@ -157,7 +158,7 @@ OwnedInputs RandomInputs(const RandomSpec& spec) {
   const int64_t q_heads = spec.q_heads.value_or(spec.heads), k_heads = spec.k_heads.value_or(spec.heads), v_heads = spec.v_heads.value_or(spec.heads);
   const int64_t gate_heads = spec.gate_heads.value_or(spec.heads), state_heads = std::max(k_heads, v_heads);
   const int64_t sequences = spec.offsets.empty() ? B : static_cast<int64_t>(spec.offsets.size()) - 1;
-  const Dtype gate_dtype = spec.gate_dtype.value_or(spec.dtype), state_dtype = StateDtype(spec.dtype);
+  const Dtype gate_dtype = spec.gate_dtype.value_or(spec.dtype), state_dtype = contract::StateDtype(spec.dtype);
   const auto fill = [&](Dtype dtype, std::string_view name, std::vector<int64_t> shape, auto number) {
     Owned tensor = Owned::Zeros(dtype, std::move(shape));
     Numbers numbers(spec.seed, name);

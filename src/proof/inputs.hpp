@@ -31,9 +31,6 @@ struct OwnedInputs {
   Inputs view() const;
 };
 
-// The dtype of states and key sums beside a q of that dtype.
-inline Dtype StateDtype(Dtype dtype) { return dtype == Dtype::kF64 ? Dtype::kF64 : Dtype::kF32; }
-
 struct RandomSpec {
   Rule rule = Rule::kLinear;
   Dtype dtype = Dtype::kF32;        // of q, k and v

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "src/contract/tensor.hpp"
 #include "src/proof/heads.hpp"
@@ -40,7 +41,7 @@ struct Difference {
   double masked = 0;     // the largest number in rows of out that belong to tokens that are not valid, where there must be zeros
   bool differs = false;  // a number is finite in one and not in the other
 
-  // `most` is the largest number of the working precision: what is beyond it is not finite there.
+  // `most` is the largest number that the tensor's dtype can hold: what is beyond it is not finite there.
   void Add(long double truth, long double value, long double most) {
     const bool finite = std::abs(truth) <= most;
     if (!finite || !(std::abs(value) <= most)) {
@@ -90,6 +91,21 @@ Numbers<T> PartOf(const Answer<T>& answer, int64_t part, int64_t G) {
   }
 }
 
+// How a tensor holds its numbers: half a unit in the last place of 1; the largest number, or what rounds to it; and what the smallest ones lose,
+// which are flushed to zero in f32 and f64, and in f16 rounded to multiples of its least one.
+struct Holds {
+  long double half_a_unit, most, least;
+};
+
+template <class W>
+Holds HoldsOf(const Narrower* narrower) {
+  if (narrower == nullptr) return {std::numeric_limits<W>::epsilon() / 2, std::numeric_limits<W>::max(), std::numeric_limits<W>::min()};
+  return {narrower->half_a_unit(), std::nextafter(narrower->edge, 0.0),
+          std::max(narrower->least / 2, static_cast<double>(std::numeric_limits<float>::min()))};
+}
+
+const Narrower* NarrowerOf(Dtype dtype) { return dtype == Dtype::kBF16 ? &kBF16 : dtype == Dtype::kF16 ? &kF16 : nullptr; }
+
 // What a group comes to.
 struct Group {
   Tensors tensor;
@@ -107,7 +123,9 @@ class Judge {
       : layer_(layer),
         candidates_(candidates),
         draws_(std::max(draws, static_cast<int>(std::min<double>(kEnoughDraws, kCheap / Updates(layer))))),
-        seed_(seed) {}
+        seed_(seed),
+        narrower_(NarrowerOf(layer.dtype)),
+        holds_{HoldsOf<W>(narrower_), HoldsOf<W>(nullptr), HoldsOf<W>(nullptr)} {}
 
   Status Run(const Workers& workers, const std::function<void(double)>& progress) {
     const int64_t units = layer_.sequences * layer_.state_heads;
@@ -182,7 +200,7 @@ class Judge {
   }
 
  private:
-  static constexpr long double kMost = std::numeric_limits<W>::max();
+  const Holds& HoldsAt(int64_t part, int64_t G) const { return holds_[TensorOf(part, G)]; }
 
   // Numbers of all states that one run updates, at least 1.
   static double Updates(const contract::Layer& layer) {
@@ -256,12 +274,15 @@ class Judge {
     uint64_t seed = seed_;
     for (const int64_t part : {draw, unit->sequence, unit->s}) seed = RandomWords::Mixed(seed + static_cast<uint64_t>(part) + 1);
     MonteCarlo<W> rounding(seed);
-    const Answer<W> answer = reference::Recurrent(Rounded(unit->head, seed, &rounding), rounding, [](int64_t, const W*) {});
+    Answer<W> answer = reference::Recurrent(Rounded(unit->head, seed, &rounding), rounding, [](int64_t, const W*) {});
+    // What is computed is f32; out is rounded once more.
+    if constexpr (std::is_same_v<W, float>)
+      if (narrower_ != nullptr) rounding.Narrow(*narrower_, answer.out.data(), static_cast<int64_t>(answer.out.size()));
     for (int64_t part = 0; part < unit->parts(); ++part) {
       const Numbers<T> truth = PartOf(unit->truth, part, unit->head.G);
       const Numbers<W> drawn = PartOf(answer, part, unit->head.G);
       Difference difference;
-      for (int64_t i = 0; i < truth.count; ++i) difference.Add(truth.data[i], drawn.data[i], kMost);
+      for (int64_t i = 0; i < truth.count; ++i) difference.Add(truth.data[i], drawn.data[i], HoldsAt(part, unit->head.G).most);
       unit->drawn[draw].push_back(difference.MeanSquare());
     }
   }
@@ -272,17 +293,18 @@ class Judge {
       Group group;
       group.tensor = TensorOf(part, unit.head.G);
       const Numbers<T> truth = PartOf(unit.truth, part, unit.head.G);
+      const Holds& holds = HoldsAt(part, unit.head.G);
       Difference size;  // from zero: how large the numbers are
-      for (int64_t i = 0; i < truth.count; ++i) size.Add(0, truth.data[i], kMost);
+      for (int64_t i = 0; i < truth.count; ++i) size.Add(0, truth.data[i], holds.most);
       long double mean = 0;
       for (const std::vector<long double>& draw : unit.drawn) mean += draw[part] / draws_;
       // Rounding an answer once costs up to half a unit in its last place, however lucky the draws were.
-      const long double half_a_unit = std::numeric_limits<W>::epsilon() / 2;
-      const long double floor = std::sqrt(size.MeanSquare()) * half_a_unit;
+      const long double floor = std::sqrt(size.MeanSquare()) * holds.half_a_unit;
+      constexpr long double kHalfAUnit = std::numeric_limits<W>::epsilon() / 2;
       group.largest = size.largest;
       for (size_t i = 0; i < candidates_.size(); ++i) {
-        const long double carried = unit.carried[i][part] * half_a_unit * half_a_unit;
-        group.noise.push_back(static_cast<double>(std::max(std::sqrt(mean + carried), floor) + std::numeric_limits<W>::min()));
+        const long double carried = unit.carried[i][part] * kHalfAUnit * kHalfAUnit;
+        group.noise.push_back(static_cast<double>(std::max(std::sqrt(mean + carried), floor) + holds.least));
         group.differences.push_back(DifferenceOf(candidates_[i], unit, part, truth));
       }
       groups.push_back(group);
@@ -292,8 +314,9 @@ class Judge {
 
   Difference DifferenceOf(const Candidate& candidate, const Unit<T>& unit, int64_t part, Numbers<T> truth) const {
     const int64_t n = unit.head.n, V = unit.head.V, K = unit.head.K;
+    const Holds& holds = HoldsAt(part, unit.head.G);
     Difference difference;
-    const auto add = [&](const ConstTensor& t, T number, int64_t offset) { difference.Add(number, contract::ReadDouble(t, offset), kMost); };
+    const auto add = [&](const ConstTensor& t, T number, int64_t offset) { difference.Add(number, contract::ReadDouble(t, offset), holds.most); };
     switch (TensorOf(part, unit.head.G)) {
       case kOut: {
         const ConstTensor& t = candidate.out;
@@ -333,6 +356,8 @@ class Judge {
   const std::vector<Candidate>& candidates_;
   const int draws_;
   const uint64_t seed_;
+  const Narrower* const narrower_;  // of out, where it is not held in W
+  const Holds holds_[kTensorCount];
   std::vector<Group> groups_;
 };
 
@@ -349,7 +374,7 @@ Status JudgeIn(const contract::Layer& layer, const std::vector<Candidate>& candi
 
 Status JudgeCandidates(const contract::Layer& layer, const std::vector<Candidate>& candidates, int draws, uint64_t seed, const Workers& workers,
                        const std::function<void(double)>& progress, std::vector<Judgement>* judgements) {
-  const auto judge = layer.dtype == Dtype::kF64 ? JudgeIn<double> : JudgeIn<float>;
+  const auto judge = layer.f64() ? JudgeIn<double> : JudgeIn<float>;
   return judge(layer, candidates, draws, seed, workers, progress, judgements);
 }
 

@@ -5,6 +5,7 @@
 #ifndef TERCET_SRC_PROOF_MONTE_CARLO_HPP_
 #define TERCET_SRC_PROOF_MONTE_CARLO_HPP_
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -79,6 +80,24 @@ Working RoundAtRandom(Wider<Working> x, uint32_t word) {
   return std::abs(rounded) < Limits::min() ? Working(0) : rounded;
 }
 
+// A dtype narrower than any C++ type: numbers of so many digits, of which none is smaller than `least`, and `edge` is the first that rounds to inf.
+struct Narrower {
+  int digits;
+  double least, edge;
+  double half_a_unit() const { return std::ldexp(0.5, 1 - digits); }  // in the last place of 1
+};
+inline constexpr Narrower kBF16 = {8, 0x1p-133, 0x1p128 - 0x1p119}, kF16 = {11, 0x1p-24, 65520};
+
+// x rounded to one of its two neighbours of those, with the same chances.
+inline float RoundAtRandom(const Narrower& to, float x, uint32_t word) {
+  if (!std::isfinite(x) || x == 0) return x;
+  int exponent;
+  std::frexp(x, &exponent);
+  const double step = std::max(std::ldexp(1.0, exponent - to.digits), to.least), size = std::abs(static_cast<double>(x)) / step;
+  const double low = std::floor(size), rounded = (low + (word * 0x1p-32 < size - low ? 1 : 0)) * step;
+  return std::copysign(rounded < to.edge ? static_cast<float>(rounded) : std::numeric_limits<float>::infinity(), x);
+}
+
 // The policy of the recurrent reference form.
 template <class Working>
 class MonteCarlo {
@@ -146,6 +165,13 @@ class MonteCarlo {
     } else {
       for (int64_t i = 0; i < n; ++i) x[i] = RoundAtRandom<Working>(x[i], words[i]);
     }
+  }
+
+  // Rounds n numbers once more, in place.
+  void Narrow(const Narrower& to, Stored* x, int64_t n) {
+    static_assert(std::is_same_v<Working, float>);
+    const uint32_t* words = words_.Row(n);
+    for (int64_t i = 0; i < n; ++i) x[i] = RoundAtRandom(to, x[i], words[i]);
   }
 
   // A random order of the channels, one for the whole run: in which order a sum is taken decides how large it is on its way.

@@ -32,8 +32,8 @@ struct Answers {
 
   explicit Answers(const contract::Layer& layer)
       : out(Owned::Zeros(layer.dtype, {layer.batch, layer.tokens, layer.out_heads, layer.value_dim})),
-        final_state(Owned::Zeros(StateDtype(layer.dtype), {layer.sequences, layer.state_heads, layer.key_dim, layer.value_dim})) {
-    if (layer.normalize) final_key_sum = Owned::Zeros(StateDtype(layer.dtype), {layer.sequences, layer.state_heads, layer.key_dim});
+        final_state(Owned::Zeros(layer.state_dtype(), {layer.sequences, layer.state_heads, layer.key_dim, layer.value_dim})) {
+    if (layer.normalize) final_key_sum = Owned::Zeros(layer.state_dtype(), {layer.sequences, layer.state_heads, layer.key_dim});
   }
 
   Outputs outputs() { return {out.mutable_view(), final_state.mutable_view(), final_key_sum.mutable_view()}; }
@@ -82,7 +82,7 @@ Status CheckOptions(const VerifyOptions& options) {
   return {};
 }
 
-Status CheckExpected(std::string_view name, const ConstTensor& t, const Owned& answer) {
+Status CheckExpected(std::string_view name, const ConstTensor& t, const Owned& answer, Dtype q) {
   if (!t.given()) return {};
   const std::string named(name);
   if (answer.shape.empty()) return Refuse(StatusCode::kUnexpectedInput, named + " was given and there is a key sum only with normalize");
@@ -92,20 +92,29 @@ Status CheckExpected(std::string_view name, const ConstTensor& t, const Owned& a
     return Refuse(StatusCode::kShape,
                   named + " has shape " + contract::ShapeText(t) + " and must have that of the answer, " + contract::ShapeText(answer.view()));
   if (t.dtype != answer.dtype)
-    return Refuse(StatusCode::kDtype,
-                  named + " is " + std::string(Name(t.dtype)) + " and must be " + std::string(Name(answer.dtype)) + ", the dtype of q");
+    return Refuse(StatusCode::kDtype, named + " is " + std::string(Name(t.dtype)) + " and must be " + std::string(Name(answer.dtype)) +
+                                          (answer.dtype == q ? ", the dtype of q" : ", the dtype of states where q is " + std::string(Name(q))));
   if (t.data == nullptr && answer.size() != 0)
     return Refuse(StatusCode::kNullData, named + " has no data and must point to its " + std::to_string(answer.size()) + " elements");
   return {};
 }
 
-// Computes the chunkwise reference form in the working precision, with the plant, and says whether the plant changed any number.
+// Computes the chunkwise reference form in the working precision, out rounded to the dtype, with the plant, and says whether the plant changed any
+// number.
 template <class W>
 Status RunReference(const contract::Layer& layer, int64_t chunk, Plant plant, const Workers& workers, Answers* answers, bool* changed) {
   const int64_t units = layer.sequences * layer.state_heads, G = layer.queries_per_state(), K = layer.key_dim, V = layer.value_dim;
   std::vector<char> differs(units, 0);
-  const auto copy = [](const W* from, int64_t count, Owned* to, int64_t at) {
-    if (count > 0) std::memcpy(to->bytes.data() + at * static_cast<int64_t>(sizeof(W)), from, static_cast<size_t>(count) * sizeof(W));
+  const auto copy = [](const std::vector<W>& from, int64_t begin, int64_t count, Owned* to, int64_t at) {
+    for (int64_t i = 0; i < count; ++i) to->Set(at + i, static_cast<double>(from[begin + i]));
+  };
+  const auto rounded = [&](std::vector<W> out) {
+    Owned one = Owned::Zeros(layer.dtype, {1});
+    for (W& x : out) {
+      one.Set(0, static_cast<double>(x));
+      x = static_cast<W>(one.Get(0));
+    }
+    return out;
   };
   const auto one = [&](int64_t unit) {
     const int64_t number = unit / layer.state_heads, s = unit % layer.state_heads;
@@ -113,13 +122,12 @@ Status RunReference(const contract::Layer& layer, int64_t chunk, Plant plant, co
     const std::vector<int64_t> tokens = ValidTokens(layer, sequence);
     const reference::Head<W> head = HeadOf<W>(layer, number, tokens, s);
     const reference::Answer<W> right = Chunkwise(head, chunk), planted = Chunkwise(head, chunk, plant);
-    differs[unit] = planted.out != right.out || planted.state != right.state || planted.z != right.z;
+    differs[unit] = rounded(planted.out) != rounded(right.out) || planted.state != right.state || planted.z != right.z;
     for (int64_t g = 0; g < G; ++g)
       for (int64_t i = 0; i < head.n; ++i)
-        copy(planted.out.data() + (g * head.n + i) * V, V, &answers->out,
-             ((sequence.batch * layer.tokens + tokens[i]) * layer.out_heads + s * G + g) * V);
-    copy(planted.state.data(), K * V, &answers->final_state, unit * K * V);
-    if (layer.normalize) copy(planted.z.data(), K, &answers->final_key_sum, unit * K);
+        copy(planted.out, (g * head.n + i) * V, V, &answers->out, ((sequence.batch * layer.tokens + tokens[i]) * layer.out_heads + s * G + g) * V);
+    copy(planted.state, 0, K * V, &answers->final_state, unit * K * V);
+    if (layer.normalize) copy(planted.z, 0, K, &answers->final_key_sum, unit * K);
   };
   const Status status = workers.Run(units, 1, one, [](int64_t) {});
   *changed = std::find(differs.begin(), differs.end(), 1) != differs.end();
@@ -151,7 +159,7 @@ Status Run(const VerifyOptions& options, const Inputs& inputs, const Expected& e
   attend.form = Form::kChunkwise;
   contract::Layer layer;
   if (Status status = contract::Validate(attend, inputs, nullptr, &layer); !status.ok()) return status;
-  if (layer.dtype == Dtype::kF64 && std::numeric_limits<long double>::digits <= std::numeric_limits<double>::digits)
+  if (layer.f64() && std::numeric_limits<long double>::digits <= std::numeric_limits<double>::digits)
     return Refuse(StatusCode::kDtype, "q is f64 and must be f32 here: on this machine no floating type is more precise than f64 to judge it by");
   if (Status status = CheckPlant(options, layer); !status.ok()) return status;
   Verdict v;
@@ -164,7 +172,7 @@ Status Run(const VerifyOptions& options, const Inputs& inputs, const Expected& e
   for (const auto& [name, tensor, answer] :
        {std::tuple("expected.out", &expected.out, &recurrent.out), std::tuple("expected.final_state", &expected.final_state, &recurrent.final_state),
         std::tuple("expected.final_key_sum", &expected.final_key_sum, &recurrent.final_key_sum)})
-    if (Status status = CheckExpected(name, *tensor, *answer); !status.ok()) return status;
+    if (Status status = CheckExpected(name, *tensor, *answer, layer.dtype); !status.ok()) return status;
   const std::pair<Form, Answers*> forms[] = {{Form::kParallel, &parallel}, {Form::kRecurrent, &recurrent}, {Form::kChunkwise, &chunkwise}};
   double done = 0;
   for (const auto& [form, answers] : forms) {
@@ -179,7 +187,7 @@ Status Run(const VerifyOptions& options, const Inputs& inputs, const Expected& e
   if (options.plant != Plant::kNone && options.plant_in_floating_point) {
     chunkwise = Answers(layer);
     bool changed = false;
-    const auto run = layer.dtype == Dtype::kF64 ? RunReference<double> : RunReference<float>;
+    const auto run = layer.f64() ? RunReference<double> : RunReference<float>;
     if (Status status = run(layer, v.chunk, options.plant, workers, &chunkwise, &changed); !status.ok()) return status;
     if (!changed) return Refuse(StatusCode::kInvalidOption, "the planted error changes no number of this layer, so that there is nothing to see");
   }
