@@ -40,9 +40,9 @@ struct EmulatedTiles {
   static void Zero() {
     Use(kTile) = {};
   }
-  template <int kTile>
-  static void Load(const amx::Tile* from) {
-    Use(kTile) = *from;
+  template <int kTile, class T>
+  static void Load(const T* from) {
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(Use(kTile).row[i], _mm512_load_si512(from->row[i]));
   }
   template <int kTile>
   static void Store(amx::Sums* to) {

@@ -93,6 +93,15 @@ inline void Clear() {
   Tiles::template Zero<3>();
 }
 
+// What the sums start from, where that is not zero.
+template <class Tiles>
+inline void Load(int64_t columns, const Sums* from) {
+  Tiles::template Load<0>(from);
+  if (columns > 1) Tiles::template Load<1>(from + 1);
+  if (columns > 2) Tiles::template Load<2>(from + 2);
+  if (columns > 3) Tiles::template Load<3>(from + 3);
+}
+
 // sum c += a[0 .. depth - 1] times b[.][c], for `columns` of them. b's rows are `b_row` tiles apart.
 template <class Tiles>
 inline void MultiplyAdd(int64_t columns, int64_t depth, const Tile* a, const Tile* b, int64_t b_row) {

@@ -791,16 +791,24 @@ class ChunkwiseAmx {
     const int64_t count = 2 * depth_ * Groups();
     for (int64_t at = 0; at <= count; ++at) {
       if (at < count) {
-        const int64_t c = at / Groups(), group = at % Groups();
-        Clear<Tiles>();
-        MultiplyAdd<Tiles>(GroupColumns(group), pairs_, k_turned_ + c * most_pairs_, values.tiles + kGroup * group, columns_);
-        if constexpr (kRankOne)
-          MultiplyAdd<Tiles>(GroupColumns(group), pairs_, w_turned_ + c * most_pairs_, removed_.tiles + kGroup * group, columns_);
-        Store<Tiles>(GroupColumns(group), reads_ + at % 2 * kGroup);
+        const int64_t c = at / Groups(), group = at % Groups(), columns = GroupColumns(group);
+        if constexpr (R::kDecay == Decay::kNone)
+          Load<Tiles>(columns, Written(at));
+        else
+          Clear<Tiles>();
+        MultiplyAdd<Tiles>(columns, pairs_, k_turned_ + c * most_pairs_, values.tiles + kGroup * group, columns_);
+        if constexpr (kRankOne) MultiplyAdd<Tiles>(columns, pairs_, w_turned_ + c * most_pairs_, removed_.tiles + kGroup * group, columns_);
+        Store<Tiles>(columns, Written(at));
       }
-      if (at > 0) AddToState((at - 1) / Groups(), (at - 1) % Groups(), reads_ + (at - 1) % 2 * kGroup);
+      if (at > 0) AddToState((at - 1) / Groups(), (at - 1) % Groups(), Written(at - 1));
     }
     if (layer_.normalize) AdvanceKeySum();
+  }
+
+  // Where the sums of channel block and group `at` go: what is written, or without a decay the state itself with it.
+  Sums* Written(int64_t at) const {
+    if constexpr (R::kDecay == Decay::kNone) return state_ + at / Groups() * columns_ + kGroup * (at % Groups());
+    return reads_ + at % 2 * kGroup;
   }
 
   // A state tile and its bf16 pairs of channels. Channels past the last stay zero: their keys are.
@@ -821,11 +829,10 @@ class ChunkwiseAmx {
   }
   __m512 NextState(int64_t c, int64_t i, float* state, const float* sum) const {
     __m512 x = _mm512_load_ps(sum);
-    if constexpr (R::kDecay == Decay::kNone)
-      x = _mm512_add_ps(_mm512_load_ps(state), x);
-    else
+    if constexpr (R::kDecay != Decay::kNone) {
       x = _mm512_fmadd_ps(_mm512_load_ps(state), _mm512_set1_ps(kPerChannel ? fade_[kBlock * c + i] : from_start_[n_ - 1]), x);
-    _mm512_store_ps(state, x);
+      _mm512_store_ps(state, x);
+    }
     return x;
   }
 
