@@ -145,10 +145,10 @@ void ForEachTensor(Call& call, Visit&& visit) {
   ForEachOutput(call.out, visit);
 }
 
-std::vector<std::vector<std::byte>> AllBytes(const Call& call) {
+std::vector<decltype(Owned::bytes)> AllBytes(const Call& call) {
   const OwnedInputs& in = call.tensors;
   const Results& results = call.results;
-  std::vector<std::vector<std::byte>> bytes;
+  std::vector<decltype(Owned::bytes)> bytes;
   for (const Owned* owned : {&in.q, &in.k, &in.v, &in.log_decay, &in.beta, &in.remove, &in.write, &in.bonus, &in.initial_state, &in.initial_key_sum,
                              &in.offsets, &in.valid, &results.out, &results.final_state, &results.final_key_sum})
     bytes.push_back(owned->bytes);

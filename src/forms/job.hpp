@@ -31,6 +31,7 @@ struct Engine {
   Run run[2][kMaxRules] = {};
   Bytes bytes[2][kMaxRules] = {};
   int64_t tokens_a_pass[kMaxRules] = {};  // of passes: the longest chunk they take, the only one beside 1
+  int64_t bf16_chunk = 0;                 // the chunk at which bf16 is computed faster than by passes; 0: none
   int64_t panel[2] = {};                  // value columns that are worked on side by side: jobs are cut at multiples of it
 };
 

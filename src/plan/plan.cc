@@ -13,6 +13,8 @@ constexpr int64_t kPassSpan = 32;
 // Heads that passes take side by side: their rows of a token share a page, and their states lie in L2.
 constexpr int64_t kSideBySide = 8;
 constexpr int64_t kStatesBytes = 1 << 19;
+// Tokens from which products on tiles pay, a tile being 16 rows: by their count, not yet by measure.
+constexpr int64_t kWorthTiles = 16;
 // Below so many multiply-adds a second thread costs more to wake (20 to 40 us with oneTBB) than it saves.
 constexpr double kWorthAThread = 1e6;
 
@@ -40,6 +42,8 @@ forms::Job Plan::JobAt(const contract::Layer& layer, int64_t i) const {
 }
 
 int64_t DefaultChunk(const contract::Layer& layer, const targets::Target& target) {
+  const int64_t tiles = target.chunkwise->bf16_chunk;
+  if (layer.dtype == Dtype::kBF16 && tiles > 0 && contract::LongestSequence(layer) >= kWorthTiles) return tiles;
   return target.recurrent->tokens_a_pass[static_cast<size_t>(layer.rule)];
 }
 

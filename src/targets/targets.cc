@@ -34,9 +34,10 @@ void AddFrom(int64_t supported, std::vector<Target>& list) {
   }
 }
 
-const std::vector<Target>& All() {
-  static const std::vector<Target> all = [] {
+std::vector<Target>& All() {
+  static std::vector<Target> all = [] {
     std::vector<Target> list;
+    if (AmxTarget() != nullptr) list.push_back(*AmxTarget());
     AddFrom<0>(hwy::SupportedTargets() | HWY_STATIC_TARGET, list);
     return list;
   }();
@@ -44,6 +45,8 @@ const std::vector<Target>& All() {
 }
 
 }  // namespace
+
+void Offer(const Target& target) { All().push_back(target); }
 
 Status Choose(std::string_view name, const Target** target) {
   std::string_view source = "target";

@@ -23,6 +23,12 @@ struct Target {
   const forms::Engine* chunkwise;  // the parallel form too
 };
 
+// The best one of all, or nothing where this build, machine or kernel has none.
+const Target* AmxTarget();
+
+// One more target, the last of the list, for the tests. To be called before anything asks for the list.
+void Offer(const Target& target);
+
 // The target of that name, in any case; empty: $TERCET_TARGET, else the best that this machine runs.
 Status Choose(std::string_view name, const Target** target);
 
