@@ -10,6 +10,7 @@
 // n is 1 for the recurrent form. The pass that writes a block into the state also reads it for the next block, so that a state row is loaded and
 // stored once a block whatever the rule; what is prepared for a pass lies in the order in which the pass reads it. For n tokens an element of the
 // state costs one multiplication by its decay, n multiply-adds of the update and n of every read.
+#include <cmath>
 #include <cstdint>
 
 #include "src/forms/job.hpp"
@@ -101,8 +102,8 @@ class Passes {
   };
 
   struct Ahead;
-  static constexpr int64_t kTurn = 4;         // channels
-  static constexpr int64_t kMostLines = 256;  // of a step
+  static constexpr int64_t kTurn = kLanes < 4 ? kLanes : 4;  // channels
+  static constexpr int64_t kMostLines = 256;                 // of a step
   // What the heads of a job use one after another.
   struct Room {
     Passes* heads;
@@ -119,7 +120,8 @@ class Passes {
     Room(const Job& job, Arena& arena) {
       const contract::Layer& layer = *job.layer;
       const int64_t tokens = job.span, row = RoundUp(layer.key_dim, kLanes), width = RoundUp(job.columns, kLanes);
-      const int64_t queries = layer.queries_per_state(), blocks = tokens / job.block + tokens % job.block;
+      const int64_t queries = layer.queries_per_state(),
+                    blocks = tokens / job.block + job.block - 1;  // the most that so many tokens or fewer can make
       heads = arena.Take<Passes>(job.heads);
       ahead = arena.Take<Ahead>(1);
       q = arena.Take<T>(queries * tokens * row);
@@ -157,6 +159,7 @@ class Passes {
   void Begin() {
     span_.PackHead();
     FindStreams();
+    if constexpr (R::kDecay == Decay::kPerHead) power_ = static_cast<T>(std::exp(kTokens * span_.LogDecay()));
     if (span_.layer.normalize) span_.LoadKeySum(key_sum_);
     state_in_place_ = OneToken();
     if (!state_in_place_) LoadState();
@@ -322,7 +325,7 @@ class Passes {
     Ahead& ahead = *room_.ahead;
     int64_t lines = 0;
     for (int64_t x = 0; x < next.stream_count_; ++x) lines += span_.n * ((next.streams_[x].bytes + 127) / 64);
-    const int64_t steps = (vectors_ + kVectors - 1) / kVectors * blocks_, turns = span_.K / kTurn + 1;
+    const int64_t steps = (vectors_ + kVectors - 1) / kVectors * blocks_, turns = span_.row / kTurn;
     ahead.head = &next;
     ahead.tokens_ahead = tokens_ahead;
     ahead.a_turn = std::min((lines + steps * turns - 1) / (steps * turns), kMostLines / turns);
@@ -461,8 +464,12 @@ class Passes {
     if constexpr (S::kReads && kUpdates) SumScores<C>(0, bs, numbers.b);
     if constexpr (S::kRankOne && kUpdates) SumScores<C>(0, bw, numbers.bw);
     if constexpr (S::kPerToken && kUpdates) {
-      numbers.factor = span_.D[first];
-      for (int i = 1; i < C; ++i) numbers.factor *= span_.D[first + i];
+      if constexpr (R::kDecay == Decay::kPerHead) {  // the power from f64, rounded once
+        numbers.factor = C == 1 ? span_.D[0] : power_;
+      } else {
+        numbers.factor = span_.D[first];
+        for (int i = 1; i < C; ++i) numbers.factor *= span_.D[first + i];
+      }
     }
     if constexpr (S::kDelta && kUpdates) Invert<C>(span_.beta + first, numbers);
   }
@@ -846,6 +853,7 @@ class Passes {
 
   const Job job_;  // of this head alone
   bool state_in_place_ = false;
+  T power_ = 1;  // kPerHead: F(kTokens, 0)
   const Room& room_;
   S span_;
   forms::Tokens<T> walk_;
