@@ -91,19 +91,6 @@ Numbers<T> PartOf(const Answer<T>& answer, int64_t part, int64_t G) {
   }
 }
 
-// How a tensor holds its numbers: half a unit in the last place of 1; the largest number, or what rounds to it; and what the smallest ones lose,
-// which are flushed to zero in f32 and f64, and in f16 rounded to multiples of its least one.
-struct Holds {
-  long double half_a_unit, most, least;
-};
-
-template <class W>
-Holds HoldsOf(const Narrower* narrower) {
-  if (narrower == nullptr) return {std::numeric_limits<W>::epsilon() / 2, std::numeric_limits<W>::max(), std::numeric_limits<W>::min()};
-  return {narrower->half_a_unit(), std::nextafter(narrower->edge, 0.0),
-          std::max(narrower->least / 2, static_cast<double>(std::numeric_limits<float>::min()))};
-}
-
 const Narrower* NarrowerOf(Dtype dtype) { return dtype == Dtype::kBF16 ? &kBF16 : dtype == Dtype::kF16 ? &kF16 : nullptr; }
 
 // What a group comes to.
@@ -124,8 +111,7 @@ class Judge {
         candidates_(candidates),
         draws_(std::max(draws, static_cast<int>(std::min<double>(kEnoughDraws, kCheap / Updates(layer))))),
         seed_(seed),
-        narrower_(NarrowerOf(layer.dtype)),
-        holds_{HoldsOf<W>(narrower_), HoldsOf<W>(nullptr), HoldsOf<W>(nullptr)} {}
+        narrower_(NarrowerOf(layer.dtype)) {}
 
   Status Run(const Workers& workers, const std::function<void(double)>& progress) {
     const int64_t units = layer_.sequences * layer_.state_heads;
@@ -200,7 +186,12 @@ class Judge {
   }
 
  private:
-  const Holds& HoldsAt(int64_t part, int64_t G) const { return holds_[TensorOf(part, G)]; }
+  const Narrower* NarrowerAt(int64_t part, int64_t G) const { return TensorOf(part, G) == kOut ? narrower_ : nullptr; }
+  // The largest number that a part's dtype can hold, or what rounds to it.
+  long double MostOf(int64_t part, int64_t G) const {
+    const Narrower* narrower = NarrowerAt(part, G);
+    return narrower != nullptr ? std::nextafter(narrower->edge, 0.0) : static_cast<long double>(std::numeric_limits<W>::max());
+  }
 
   // Numbers of all states that one run updates, at least 1.
   static double Updates(const contract::Layer& layer) {
@@ -282,7 +273,7 @@ class Judge {
       const Numbers<T> truth = PartOf(unit->truth, part, unit->head.G);
       const Numbers<W> drawn = PartOf(answer, part, unit->head.G);
       Difference difference;
-      for (int64_t i = 0; i < truth.count; ++i) difference.Add(truth.data[i], drawn.data[i], HoldsAt(part, unit->head.G).most);
+      for (int64_t i = 0; i < truth.count; ++i) difference.Add(truth.data[i], drawn.data[i], MostOf(part, unit->head.G));
       unit->drawn[draw].push_back(difference.MeanSquare());
     }
   }
@@ -293,18 +284,24 @@ class Judge {
       Group group;
       group.tensor = TensorOf(part, unit.head.G);
       const Numbers<T> truth = PartOf(unit.truth, part, unit.head.G);
-      const Holds& holds = HoldsAt(part, unit.head.G);
-      Difference size;  // from zero: how large the numbers are
-      for (int64_t i = 0; i < truth.count; ++i) size.Add(0, truth.data[i], holds.most);
+      const long double most = MostOf(part, unit.head.G);
+      // Rounding an answer once costs up to half a unit in its last place, however lucky the draws were: taken as half a unit in the last place of 1,
+      // and of each number where out is rounded once more, for there that is most of the noise.
+      constexpr long double kHalfAUnit = std::numeric_limits<W>::epsilon() / 2;
+      const Narrower* narrower = NarrowerAt(part, unit.head.G);
+      Difference size, rounding;  // from zero: how large the numbers are, and what rounding costs
+      for (int64_t i = 0; i < truth.count; ++i) {
+        const auto x = static_cast<long double>(truth.data[i]);
+        size.Add(0, x, most);
+        if (std::abs(x) <= most) rounding.Add(0, narrower != nullptr ? narrower->Unit(static_cast<double>(x)) / 2 : kHalfAUnit * x, most);
+      }
+      const long double floor = std::sqrt(rounding.MeanSquare());
       long double mean = 0;
       for (const std::vector<long double>& draw : unit.drawn) mean += draw[part] / draws_;
-      // Rounding an answer once costs up to half a unit in its last place, however lucky the draws were.
-      const long double floor = std::sqrt(size.MeanSquare()) * holds.half_a_unit;
-      constexpr long double kHalfAUnit = std::numeric_limits<W>::epsilon() / 2;
       group.largest = size.largest;
       for (size_t i = 0; i < candidates_.size(); ++i) {
         const long double carried = unit.carried[i][part] * kHalfAUnit * kHalfAUnit;
-        group.noise.push_back(static_cast<double>(std::max(std::sqrt(mean + carried), floor) + holds.least));
+        group.noise.push_back(static_cast<double>(std::max(std::sqrt(mean + carried), floor) + std::numeric_limits<W>::min()));
         group.differences.push_back(DifferenceOf(candidates_[i], unit, part, truth));
       }
       groups.push_back(group);
@@ -314,9 +311,9 @@ class Judge {
 
   Difference DifferenceOf(const Candidate& candidate, const Unit<T>& unit, int64_t part, Numbers<T> truth) const {
     const int64_t n = unit.head.n, V = unit.head.V, K = unit.head.K;
-    const Holds& holds = HoldsAt(part, unit.head.G);
+    const long double most = MostOf(part, unit.head.G);
     Difference difference;
-    const auto add = [&](const ConstTensor& t, T number, int64_t offset) { difference.Add(number, contract::ReadDouble(t, offset), holds.most); };
+    const auto add = [&](const ConstTensor& t, T number, int64_t offset) { difference.Add(number, contract::ReadDouble(t, offset), most); };
     switch (TensorOf(part, unit.head.G)) {
       case kOut: {
         const ConstTensor& t = candidate.out;
@@ -357,7 +354,6 @@ class Judge {
   const int draws_;
   const uint64_t seed_;
   const Narrower* const narrower_;  // of out, where it is not held in W
-  const Holds holds_[kTensorCount];
   std::vector<Group> groups_;
 };
 

@@ -84,16 +84,20 @@ Working RoundAtRandom(Wider<Working> x, uint32_t word) {
 struct Narrower {
   int digits;
   double least, edge;
-  double half_a_unit() const { return std::ldexp(0.5, 1 - digits); }  // in the last place of 1
+  // A unit in the last place of x, and nothing for 0.
+  double Unit(double x) const {
+    if (x == 0) return 0;
+    int exponent;
+    std::frexp(x, &exponent);
+    return std::max(std::ldexp(1.0, exponent - digits), least);
+  }
 };
 inline constexpr Narrower kBF16 = {8, 0x1p-133, 0x1p128 - 0x1p119}, kF16 = {11, 0x1p-24, 65520};
 
 // x rounded to one of its two neighbours of those, with the same chances.
 inline float RoundAtRandom(const Narrower& to, float x, uint32_t word) {
   if (!std::isfinite(x) || x == 0) return x;
-  int exponent;
-  std::frexp(x, &exponent);
-  const double step = std::max(std::ldexp(1.0, exponent - to.digits), to.least), size = std::abs(static_cast<double>(x)) / step;
+  const double step = to.Unit(static_cast<double>(x)), size = std::abs(static_cast<double>(x)) / step;
   const double low = std::floor(size), rounded = (low + (word * 0x1p-32 < size - low ? 1 : 0)) * step;
   return std::copysign(rounded < to.edge ? static_cast<float>(rounded) : std::numeric_limits<float>::infinity(), x);
 }
