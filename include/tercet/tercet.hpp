@@ -133,7 +133,7 @@ auto View(T* data, std::initializer_list<int64_t> shape) {
 enum class Rule : uint8_t { kLinear, kRetention, kSimpleGla, kGla, kRwkv6, kDelta, kGatedDelta, kKda, kRwkv7 };
 
 enum class Form : uint8_t {
-  kAutomatic,  // the recurrent form, which measures fastest or nearly so; with `chunk` given the chunkwise one
+  kAutomatic,  // the chunkwise form with the chunk given, or else the one that is measured fastest (docs/performance.md)
   kParallel,   // one table of n x n affinities a sequence
   kRecurrent,  // a state of fixed size, token by token
   kChunkwise,  // parallel inside chunks, the state handed from chunk to chunk
