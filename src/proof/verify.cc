@@ -41,7 +41,8 @@ struct Answers {
   }
 };
 
-// The chunk asked for; else 64, the tables' own size; where that would make one chunk of the whole sequence, one that makes several and a shorter last one.
+// The chunk asked for; else 64, the tables' own size; where that would make one chunk of the whole sequence, one that makes several and a shorter
+// last one.
 int64_t ChooseChunk(int64_t asked, const contract::Layer& layer) {
   const int64_t n = contract::LongestSequence(layer), own = 64;
   if (asked > 0) return asked;
