@@ -51,6 +51,9 @@ int64_t ChooseChunk(int64_t asked, const contract::Layer& layer) {
   return std::max<int64_t>(1, (2 * n + 1) / 3);
 }
 
+// The targets that compute chunks of bf16 on Intel AMX.
+bool OnTiles(std::string_view target) { return target.rfind("AMX", 0) == 0; }
+
 // A plant that can change nothing would be a test that can't fail.
 Status CheckPlant(const VerifyOptions& options, const contract::Layer& layer) {
   if (options.plant != Plant::kNone && contract::LongestSequence(layer) == 0)
@@ -165,6 +168,17 @@ Status Run(const VerifyOptions& options, const Inputs& inputs, const Expected& e
   Verdict v;
   v.limit = kLimit;
   if (Status status = ChooseTarget(attend.target, &v.target); !status.ok()) return status;
+  if (layer.dtype == Dtype::kBF16 && OnTiles(v.target)) {
+    if (!attend.target.empty())
+      return Refuse(StatusCode::kInvalidOption, "target is " + v.target +
+                                                    " and must be another for bf16: products on tiles round every operand to bf16, and the noise "
+                                                    "model has no term for that");
+    for (const std::string& name : Targets()) {
+      v.target = name;
+      if (!OnTiles(name)) break;
+    }
+    attend.target = v.target;
+  }
   attend.chunk = v.chunk = ChooseChunk(attend.chunk, layer);
 
   // What each form computes. First, for it may be refused: the parallel form has a limit.
