@@ -872,7 +872,9 @@ class Run(CommandTest):
                 for name in ("log_decay", "write"):
                     if name in arrays:
                         arrays[name].dtype = "F32"
-                out, state = self.run_layer(rule, arrays, "chunkwise", "--chunk", "5")
+                # Chunks of bf16 may be products on tiles, which have a tolerance and a test of their own.
+                form = ["recurrent"] if dtype == "BF16" else ["chunkwise", "--chunk", "5"]
+                out, state = self.run_layer(rule, arrays, *form)
                 self.assertEqual([out.dtype, state["final_state"].dtype], [dtype, "F32"])
                 wide = {name: Array("F64", array.shape, array.numbers) for name, array in arrays.items()}
                 exact, exact_state = self.run_layer(rule, wide, "recurrent")

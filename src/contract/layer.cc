@@ -1,14 +1,15 @@
 #include "src/contract/layer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <tuple>
-#include <vector>
 
 #include "src/contract/half.hpp"
 #include "src/contract/tensor.hpp"
@@ -66,9 +67,23 @@ Status CheckForm(std::string_view name, const ConstTensor& t) {
 // The axes of a layout. kAnyHeads matches a count of heads that divides the state heads.
 constexpr int64_t kAnyHeads = -1;
 
+// Up to kMaxRank sizes, and no memory but their own: a decode step is checked without asking for any.
+class Sizes {
+ public:
+  Sizes(std::initializer_list<int64_t> sizes) : count_(sizes.size()) { std::copy(sizes.begin(), sizes.end(), sizes_.begin()); }
+  size_t size() const { return count_; }
+  int64_t operator[](size_t axis) const { return sizes_[axis]; }
+  const int64_t* begin() const { return sizes_.data(); }
+  const int64_t* end() const { return sizes_.data() + count_; }
+
+ private:
+  std::array<int64_t, kMaxRank> sizes_{};
+  size_t count_;
+};
+
 struct Layout {
   std::string_view names;  // "[B, T, H, K]"
-  std::vector<int64_t> sizes;
+  Sizes sizes;
 };
 
 std::string SizesText(const Layout& layout) {

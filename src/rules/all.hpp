@@ -28,6 +28,21 @@ struct List {
 // In the order of the enum `Rule`.
 using All = List<Linear, Retention, SimpleGla, Gla, Rwkv6, Delta, GatedDelta, Kda, Rwkv7>;
 
+// Those whose update reads the state, and those whose update only adds: their engines are compiled side by side.
+template <bool kReads>
+struct Chosen {
+  template <class R>
+  static constexpr bool kIsOne = (R::kUpdate == Update::kDelta || R::kUpdate == Update::kRankOne) == kReads;
+  template <class F>
+  static constexpr void ForEach(F&& f) {
+    All::ForEach([&]<class R>(R rule) {
+      if constexpr (kIsOne<R>) f(rule);
+    });
+  }
+};
+using Adding = Chosen<false>;
+using Reading = Chosen<true>;
+
 // A rule's point on the axes, for code that does not fold it in at compile time.
 struct Axes {
   Decay decay = Decay::kNone;

@@ -13,7 +13,11 @@ namespace tercet::targets {
 
 template <>
 const forms::Engine& ChunkwiseEngine<HWY_TARGET>() {
-  static const forms::Engine engine = HWY_NAMESPACE::MakeEngine<HWY_NAMESPACE::Chunkwise>();
+  static const forms::Engine engine = [] {
+    forms::Engine all;
+    HWY_NAMESPACE::AddTo<HWY_NAMESPACE::Chunkwise, rules::All>(all);
+    return all;
+  }();
   return engine;
 }
 

@@ -16,21 +16,19 @@ HWY_BEFORE_NAMESPACE();
 namespace tercet {
 namespace HWY_NAMESPACE {
 
-// Form<R, T> has Run and Bytes as forms::Engine describes them.
-template <template <class R, class T> class Form>
-forms::Engine MakeEngine() {
-  forms::Engine engine;
-  rules::All::ForEach([&]<class R>(R) {
+// Enters the rules of `List` in an engine. Form<R, T> has Run and Bytes as forms::Engine describes them.
+template <template <class R, class T> class Form, class List>
+void AddTo(forms::Engine& engine) {
+  List::ForEach([&]<class R>(R) {
     constexpr auto kRule = static_cast<size_t>(R::kRule);
     engine.run[0][kRule] = &Form<R, float>::Run;
     engine.run[1][kRule] = &Form<R, double>::Run;
     engine.bytes[0][kRule] = &Form<R, float>::Bytes;
     engine.bytes[1][kRule] = &Form<R, double>::Bytes;
     if constexpr (requires { Form<R, float>::kTokens; }) engine.tokens_a_pass[kRule] = Form<R, float>::kTokens;
+    engine.panel[0] = Form<R, float>::kPanel;
+    engine.panel[1] = Form<R, double>::kPanel;
   });
-  engine.panel[0] = Form<rules::Linear, float>::kPanel;
-  engine.panel[1] = Form<rules::Linear, double>::kPanel;
-  return engine;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -13,9 +13,21 @@ namespace tercet::targets {
 
 // One for each target in HWY_TARGETS, named by its bit.
 template <int64_t kTarget>
-const forms::Engine& RecurrentEngine();
-template <int64_t kTarget>
 const forms::Engine& ChunkwiseEngine();
+template <int64_t kTarget>
+void AddRecurrentAdding(forms::Engine& engine);
+template <int64_t kTarget>
+void AddRecurrentReading(forms::Engine& engine);
+template <int64_t kTarget>
+const forms::Engine& RecurrentEngine() {
+  static const forms::Engine engine = [] {
+    forms::Engine both;
+    AddRecurrentAdding<kTarget>(both);
+    AddRecurrentReading<kTarget>(both);
+    return both;
+  }();
+  return engine;
+}
 
 struct Target {
   std::string_view name;

@@ -1,8 +1,8 @@
-// The recurrent engine, once for each target.
+// The recurrent engine of the rules whose update reads the state, once for each target.
 #include "src/targets/selection.hpp"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "src/targets/recurrent.cc"
+#define HWY_TARGET_INCLUDE "src/targets/recurrent_reading.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "src/forms/passes-inl.h"
@@ -12,9 +12,8 @@
 namespace tercet::targets {
 
 template <>
-const forms::Engine& RecurrentEngine<HWY_TARGET>() {
-  static const forms::Engine engine = HWY_NAMESPACE::MakeEngine<HWY_NAMESPACE::Passes>();
-  return engine;
+void AddRecurrentReading<HWY_TARGET>(forms::Engine& engine) {
+  HWY_NAMESPACE::AddTo<HWY_NAMESPACE::Passes, rules::Reading>(engine);
 }
 
 }  // namespace tercet::targets

@@ -1,0 +1,19 @@
+// The recurrent engine of the rules whose update only adds, once for each target.
+#include "src/targets/selection.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/targets/recurrent_adding.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "src/forms/passes-inl.h"
+#include "src/targets/engine-inl.h"
+#include "src/targets/targets.hpp"
+
+namespace tercet::targets {
+
+template <>
+void AddRecurrentAdding<HWY_TARGET>(forms::Engine& engine) {
+  HWY_NAMESPACE::AddTo<HWY_NAMESPACE::Passes, rules::Adding>(engine);
+}
+
+}  // namespace tercet::targets
