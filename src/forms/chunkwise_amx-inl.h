@@ -775,7 +775,7 @@ class ChunkwiseAmx {
         } else {
           alignas(64) uint16_t word[32];
           _mm512_store_si512(word, words);
-          for (int64_t y = x; y < std::min(x + 32, width); ++y) std::memcpy(to + 2 * y * step, word + y - x, 2);
+          for (int64_t y = x; y < std::min(x + 32, width); ++y) std::memcpy(to + 2 * y * step, word + (y - x), 2);
         }
       }
     }
