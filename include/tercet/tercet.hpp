@@ -229,8 +229,9 @@ struct Outputs {
 
 // Computes the layer. NaN and inf in q, k, v, remove, write, bonus and the initial state are data: they reach what the formula carries them to, and
 // nothing else. Numbers below the normal range of f32 (f64 for f64) are taken as zero inside the call; the caller's floating-point mode is put back.
-// The same call gives the same bits for any number of threads. Memory beyond inputs and outputs: recurrent and chunkwise a state and a chunk a
-// thread; parallel a table of T x T for every head in flight.
+// The same call gives the same bits for any number of threads. Memory beyond inputs and outputs: recurrent and chunkwise a chunk and a state
+// a thread, or up to eight states that together take at most 512 KiB; parallel a table of T x T for every head in flight. The calling thread keeps it
+// for its next call if it is at most 8 MiB.
 [[nodiscard]] TERCET_API Status Attend(const Options& options, const Inputs& inputs, const Outputs& outputs);
 
 // ---- The machine --------------------------------------------------------------------------------------------------------------------------

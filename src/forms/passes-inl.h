@@ -200,8 +200,7 @@ class Passes {
   }
   Numbers& NumbersAt(int64_t g, int64_t b) const { return room_.numbers[g * blocks_ + b]; }
 
-  // ---- What comes in and goes out
-  // ------------------------------------------------------------------------------------------------------------------
+  // ---- What comes in and goes out -----------------------------------------------------------------------------------------------------------------
 
   void TakeQueries() {
     for (int64_t g = 0; g < span_.queries; ++g) room_.q_rows[g] = span_.Queries(walk_.batch(), g, room_.q + g * span_.capacity * span_.row);
@@ -539,8 +538,7 @@ class Passes {
     }
   }
 
-  // ---- The passes
-  // ------------------------------------------------------------------------------------------------------------------------------------
+  // ---- The passes ---------------------------------------------------------------------------------------------------------------------------------
 
   void AllPasses(const T* next_state) const {
     ForEachStrip([&](Strip strip) HWY_ATTR {
@@ -567,7 +565,7 @@ class Passes {
     }
   }
 
-  // Block b, whose reads of the state are in sums_: its u, its outputs, and the pass that writes it, and reads for the next block if kNext.
+  // Block b, whose reads of the state are in the room's sums: its u, its outputs, and the pass that writes it, and reads for the next block if kNext.
   template <int C, bool kNext, int m>
   HWY_NOINLINE void Step(const Strip& strip, int64_t b) const {
     const Tag<T> d;
@@ -721,8 +719,7 @@ class Passes {
     }
   }
 
-  // ---- One token: the state where it lies
-  // ----------------------------------------------------------------------------------------------------------
+  // ---- One token: the state where it lies ---------------------------------------------------------------------------------------------------------
   //
   // Then it is read and written once (read once more where the update reads it), row after row as it lies in memory, and not copied.
 
