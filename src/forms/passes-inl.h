@@ -793,7 +793,9 @@ class Passes {
           p[0][n] = r_sum[n];
       }
     }
-    for (int64_t c = 0; c < K; ++c) {
+    // A state that was read just now is written from its end: that end is still in the first cache.
+    for (int64_t i = 0; i < K; ++i) {
+      const int64_t c = S::kReads ? K - 1 - i : i;
       const auto k = coef(At::kK, c);
       HWY_UNROLL(8)
       for (int n = 0; n < m; ++n) {
