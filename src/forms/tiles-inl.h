@@ -211,11 +211,11 @@ struct Left {
   int64_t row, step;
 };
 
-// c[r][..] += sum over j of a(r, j) b[j][..] for kRows rows and kVectors vectors, j in blocks of kDepth. b's rows are Panel<T>() apart.
+// c[r][..] += sum over j of a(r, j) b[j][..] for kRows rows and kVectors vectors, j in blocks of kDepth. b's rows are b_row apart.
 template <int kRows, int kVectors, class T>
-HWY_INLINE void TileMultiplyAdd(int64_t depth, const Left<T>& a, const T* HWY_RESTRICT b, T* HWY_RESTRICT c, int64_t c_row) {
+HWY_INLINE void TileMultiplyAdd(int64_t depth, const Left<T>& a, const T* HWY_RESTRICT b, int64_t b_row, T* HWY_RESTRICT c, int64_t c_row) {
   const Tag<T> d;
-  const int64_t lanes = Lanes<T>(), panel = Panel<T>();
+  const int64_t lanes = Lanes<T>();
   for (int64_t begin = 0; begin < depth; begin += kDepth) {
     const int64_t end = begin + kDepth < depth ? begin + kDepth : depth;
     Vector<T> sum[kRows][kVectors];
@@ -228,7 +228,7 @@ HWY_INLINE void TileMultiplyAdd(int64_t depth, const Left<T>& a, const T* HWY_RE
     for (int64_t j = begin; j < end; ++j, at += a.step) {
       Vector<T> right[kVectors];
       HWY_UNROLL(8)
-      for (int n = 0; n < kVectors; ++n) right[n] = hn::Load(d, b + j * panel + n * lanes);
+      for (int n = 0; n < kVectors; ++n) right[n] = hn::Load(d, b + j * b_row + n * lanes);
       HWY_UNROLL(8)
       for (int r = 0; r < kRows; ++r) {
         const auto left = hn::Set(d, at[r * a.row]);
@@ -248,21 +248,30 @@ HWY_INLINE void TileMultiplyAdd(int64_t depth, const Left<T>& a, const T* HWY_RE
 }
 
 template <int kVectors, class T>
-HWY_NOINLINE void RowsMultiplyAdd(int64_t rows, int64_t depth, Left<T> a, const T* b, T* c, int64_t c_row) {
-  for (; rows >= 6; rows -= 6, a.at += 6 * a.row, c += 6 * c_row) TileMultiplyAdd<6, kVectors>(depth, a, b, c, c_row);
-  for (; rows >= 2; rows -= 2, a.at += 2 * a.row, c += 2 * c_row) TileMultiplyAdd<2, kVectors>(depth, a, b, c, c_row);
-  for (; rows >= 1; rows -= 1, a.at += a.row, c += c_row) TileMultiplyAdd<1, kVectors>(depth, a, b, c, c_row);
+HWY_NOINLINE void RowsMultiplyAdd(int64_t rows, int64_t depth, Left<T> a, const T* b, int64_t b_row, T* c, int64_t c_row) {
+  for (; rows >= 6; rows -= 6, a.at += 6 * a.row, c += 6 * c_row) TileMultiplyAdd<6, kVectors>(depth, a, b, b_row, c, c_row);
+  for (; rows >= 2; rows -= 2, a.at += 2 * a.row, c += 2 * c_row) TileMultiplyAdd<2, kVectors>(depth, a, b, b_row, c, c_row);
+  for (; rows >= 1; rows -= 1, a.at += a.row, c += c_row) TileMultiplyAdd<1, kVectors>(depth, a, b, b_row, c, c_row);
 }
 
-// c += a b for one panel b [depth][Panel<T>()], of which `vectors` vectors are wanted.
+// c += a b for one panel b [depth][Panel<T>()], or rows b_row apart, of which `vectors` vectors are wanted.
 template <class T>
-HWY_INLINE void MultiplyAdd(int vectors, int64_t rows, int64_t depth, const Left<T>& a, const T* b, T* c, int64_t c_row) {
-  if (vectors == 1) return RowsMultiplyAdd<1>(rows, depth, a, b, c, c_row);
+HWY_INLINE void MultiplyAdd(int vectors, int64_t rows, int64_t depth, const Left<T>& a, const T* b, T* c, int64_t c_row,
+                            int64_t b_row = Panel<T>()) {
+  if (vectors == 1) return RowsMultiplyAdd<1>(rows, depth, a, b, b_row, c, c_row);
   if constexpr (kPanelVectors == 4) {
-    if (vectors == 3) return RowsMultiplyAdd<3>(rows, depth, a, b, c, c_row);
-    if (vectors == 4) return RowsMultiplyAdd<4>(rows, depth, a, b, c, c_row);
+    if (vectors == 3) return RowsMultiplyAdd<3>(rows, depth, a, b, b_row, c, c_row);
+    if (vectors == 4) return RowsMultiplyAdd<4>(rows, depth, a, b, b_row, c, c_row);
   }
-  return RowsMultiplyAdd<2>(rows, depth, a, b, c, c_row);
+  return RowsMultiplyAdd<2>(rows, depth, a, b, b_row, c, c_row);
+}
+// c += a b for `columns` columns, whole vectors, of rows b_row and c_row apart.
+template <class T>
+HWY_INLINE void MultiplyAddWide(int64_t columns, int64_t rows, int64_t depth, const Left<T>& a, const T* b, int64_t b_row, T* c, int64_t c_row) {
+  for (int64_t left = 0; left < columns; left += Panel<T>()) {
+    const int64_t width = columns - left < Panel<T>() ? columns - left : Panel<T>();
+    MultiplyAdd(static_cast<int>(width / Lanes<T>()), rows, depth, a, b + left, c + left, c_row, b_row);
+  }
 }
 
 // c_i += sum over j < i (j <= i with the diagonal) of table(i, j) b_j, for the rows i of one panel. c may be b itself where the diagonal is left
@@ -285,21 +294,59 @@ HWY_INLINE void MultiplyAddLower(int vectors, int64_t rows, bool diagonal, const
   }
 }
 
-// Rows [n][K] (row_stride apart) turned into panels of columns: to[panel][channel][Panel<T>()], token j in panel j / Panel. Columns of the last
-// vector past n are zero.
+// to[c][r] = from[r][c], rows from_row and to_row apart. Columns of `to` past `rows`, up to a whole vector, are zero.
+template <class T>
+HWY_NOINLINE void TransposeTile(int64_t rows, int64_t columns, const T* from, int64_t from_row, T* to, int64_t to_row) {
+  int64_t r = 0;
+#if HWY_TARGET != HWY_SCALAR
+  // Blocks of 16 bytes are turned in registers, kSide rows of a vector at once, and stored one by one.
+  constexpr int kSide = 16 / sizeof(T);
+  const Tag<T> d;
+  const hn::FixedTag<T, kSide> block;
+  const int64_t lanes = Lanes<T>(), whole = columns / lanes * lanes;
+  HWY_ALIGN T turned[kSide][hn::MaxLanes(Tag<T>())];
+  for (; r + kSide <= rows; r += kSide) {
+    const T* at = from + r * from_row;
+    for (int64_t c = 0; c < whole; c += lanes) {
+      if constexpr (kSide == 4) {
+        const hn::Repartition<double, Tag<T>> pairs;
+        const auto v0 = hn::LoadU(d, at + c), v1 = hn::LoadU(d, at + from_row + c);
+        const auto v2 = hn::LoadU(d, at + 2 * from_row + c), v3 = hn::LoadU(d, at + 3 * from_row + c);
+        const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, v0, v1)), high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, v0, v1));
+        const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, v2, v3)), high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, v2, v3));
+        hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23)), d, turned[0]);
+        hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23)), d, turned[1]);
+        hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, turned[2]);
+        hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, turned[3]);
+      } else {
+        const auto v0 = hn::LoadU(d, at + c), v1 = hn::LoadU(d, at + from_row + c);
+        hn::Store(hn::InterleaveLower(d, v0, v1), d, turned[0]);
+        hn::Store(hn::InterleaveUpper(d, v0, v1), d, turned[1]);
+      }
+      for (int64_t b = 0; b < lanes; b += kSide) {
+        for (int64_t m = 0; m < kSide; ++m) hn::StoreU(hn::LoadU(block, turned[m] + b), block, to + (c + b + m) * to_row + r);
+      }
+    }
+    for (int64_t c = whole; c < columns; ++c)
+      for (int64_t m = 0; m < kSide; ++m) to[c * to_row + r + m] = at[m * from_row + c];
+  }
+#endif
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t x = r; x < rows; ++x) to[c * to_row + x] = from[x * from_row + c];
+    for (int64_t x = rows; x < RoundUp(rows, Lanes<T>()); ++x) to[c * to_row + x] = 0;
+  }
+}
+
+// Rows [n][channels] (row_stride apart) turned into panels of columns: token j in panel j / Panel<T>(), each [channels][Panel<T>()] and
+// `panel_step` after the one before. Columns of the last vector past n are zero.
+template <class T>
+HWY_INLINE void Transpose(int64_t n, int64_t channels, const T* rows, int64_t row_stride, T* to, int64_t panel_step) {
+  for (int64_t begin = 0; begin < n; begin += Panel<T>(), to += panel_step)
+    TransposeTile(n - begin < Panel<T>() ? n - begin : Panel<T>(), channels, rows + begin * row_stride, row_stride, to, Panel<T>());
+}
 template <class T>
 HWY_INLINE void Transpose(int64_t n, int64_t channels, const T* rows, int64_t row_stride, T* to) {
-  const int64_t panel = Panel<T>();
-  for (int64_t begin = 0; begin < n; begin += panel) {
-    const int64_t count = begin + panel < n ? panel : n - begin;
-    const int64_t padded = RoundUp(count, Lanes<T>());
-    T* at = to + begin * channels;
-    for (int64_t c = 0; c < channels; ++c, at += panel) {
-      const T* from = rows + begin * row_stride + c;
-      for (int64_t j = 0; j < count; ++j) at[j] = from[j * row_stride];
-      for (int64_t j = count; j < padded; ++j) at[j] = 0;
-    }
-  }
+  Transpose(n, channels, rows, row_stride, to, channels * Panel<T>());
 }
 
 }  // namespace HWY_NAMESPACE
