@@ -1,8 +1,12 @@
-# The reference forms, and the proof that rests on them.
+# The reference forms, their gradients, and the proof that rests on them.
 add_executable(reference_test ${CMAKE_CURRENT_LIST_DIR}/reference_test.cc)
 target_compile_definitions(reference_test PRIVATE TERCET_TEST_DATA="${CMAKE_CURRENT_LIST_DIR}/data")
 target_link_libraries(reference_test PRIVATE tercet_io GTest::gtest_main)
 gtest_discover_tests(reference_test)
+
+add_executable(gradient_reference_test ${CMAKE_CURRENT_LIST_DIR}/gradient_reference_test.cc)
+target_link_libraries(gradient_reference_test PRIVATE tercet_proof GTest::gtest_main)
+gtest_discover_tests(gradient_reference_test)
 
 add_executable(proof_test ${CMAKE_CURRENT_LIST_DIR}/proof_test.cc)
 target_link_libraries(proof_test PRIVATE tercet_proof GTest::gtest_main)

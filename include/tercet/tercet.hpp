@@ -227,6 +227,37 @@ struct Outputs {
   Tensor final_key_sum;  // [N, Hs, K]; optional, with `normalize`. May be initial_key_sum itself
 };
 
+// The gradients of a number L that is computed from the outputs, with respect to these. Shapes and dtypes are those of the outputs; one that is not
+// given is zeros. Rows of `out` that belong to tokens that are not valid are never looked at.
+struct OutputGradients {
+  ConstTensor out;            // [B, T, Ho, V]
+  ConstTensor final_state;    // [N, Hs, K, V]
+  ConstTensor final_key_sum;  // [N, Hs, K]; with `normalize`
+};
+
+// The gradients of L with respect to the inputs as they are given: to q and k before the feature map, and to log_decay, not to the factor that it is
+// the logarithm of. Heads that share a head of an input add up in its gradient, and so do tokens and sequences that share retention's log_decay or
+// rwkv6's bonus. What belongs to a token that is not valid is 0. Under `normalize` a row whose denominator is zero passes nothing on, and scale's
+// gradient is 0. At 0 the derivative of relu is 0, and so are all of l2_norm at a row of zeros without eps.
+//
+// Each is optional, and has the shape and the dtype of its input. So beside a q of bf16 or f16, those of q, k and v have that dtype, each of
+// log_decay, beta, remove, write and bonus has that dtype or f32, whichever its input has, and those of the initial state and key sum are f32; beside
+// a q of f32 or f64 all have that dtype. A rule has no gradient of an input that it does not take; those of the initial state and key sum are there
+// even where these were not given and are zeros.
+struct Gradients {
+  Tensor q;                 // [B, T, Hq, K]
+  Tensor k;                 // [B, T, Hk, K]
+  Tensor v;                 // [B, T, Hv, V]
+  Tensor log_decay;         // [H], [B, T, H] or [B, T, H, K], as the rule takes it
+  Tensor beta;              // [B, T, H]
+  Tensor remove;            // [B, T, H, K]
+  Tensor write;             // [B, T, H, K]
+  Tensor bonus;             // [H, K]
+  Tensor initial_state;     // [N, Hs, K, V]
+  Tensor initial_key_sum;   // [N, Hs, K]; with `normalize`
+  double* scale = nullptr;  // one number, whatever the dtype, and whether the scale was given or is the default
+};
+
 // Computes the layer. NaN and inf in q, k, v, remove, write, bonus and the initial state are data: they reach what the formula carries them to, and
 // nothing else. Numbers below the normal range of f32 (f64 for f64) are taken as zero inside the call; the caller's floating-point mode is put back.
 // The same call gives the same bits for any number of threads. Memory beyond inputs and outputs: recurrent and chunkwise a chunk and a state
