@@ -105,7 +105,7 @@ struct Span {
   }
 
   // Takes the next valid tokens, but for their queries and values. False at the end of the sequence.
-  bool Next(forms::Tokens<T>& walk) {
+  bool Next(forms::Tokens& walk) {
     n = walk.Next(capacity, tokens);
     if (n == 0) return false;
     const int64_t batch = walk.batch();
