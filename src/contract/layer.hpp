@@ -50,6 +50,15 @@ inline int64_t GroupedHead(int64_t head, int64_t heads, int64_t state_heads) { r
 // Fills `layer`, or says what is wrong. `outputs` may be null: then only the inputs are looked at.
 Status Validate(const Options& options, const Inputs& inputs, const Outputs* outputs, Layer* layer);
 
+// A call for gradients that has been checked. Its `out` is empty: the outputs themselves are neither given nor wanted.
+struct GradientLayer : Layer {
+  OutputGradients given;
+  Gradients wanted;
+};
+
+// Fills `layer`, or says what is wrong.
+Status ValidateGradient(const Options& options, const Inputs& inputs, const OutputGradients& given, const Gradients& wanted, GradientLayer* layer);
+
 }  // namespace tercet::contract
 
 #endif  // TERCET_SRC_CONTRACT_LAYER_HPP_
