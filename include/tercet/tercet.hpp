@@ -265,6 +265,12 @@ struct Gradients {
 // for its next call if it is at most 8 MiB.
 [[nodiscard]] TERCET_API Status Attend(const Options& options, const Inputs& inputs, const Outputs& outputs);
 
+// Computes gradients, in the recurrent or the chunkwise form (a chunk of 64 where none is given): backward over the chunks, from states that are
+// computed again, forward, from the inputs. Nothing of the forward call is needed. NaN and inf are data, as in Attend; with finite inputs and given
+// gradients there are none but where the numbers overflow. The same call gives the same bits for any number of threads. Memory beyond inputs and
+// gradients: for every head in flight one state a chunk (chunks shorter than 16 tokens: one every 16, and 16 more), and a chunk a thread.
+[[nodiscard]] TERCET_API Status AttendGradient(const Options& options, const Inputs& inputs, const OutputGradients& given, const Gradients& wanted);
+
 // ---- The machine --------------------------------------------------------------------------------------------------------------------------
 
 // The instruction sets this build has code for and this machine can run, best first. Options::target and $TERCET_TARGET take these names.

@@ -386,7 +386,8 @@ class Gradient {
       auto sum = hn::Zero(d);
       for (int64_t p = 0; p < panels_; ++p) {
         const int64_t at = (p * span_.K + c) * panel_;
-        for (int64_t x = at; x < at + Vectors(p) * Lanes<T>(); x += Lanes<T>()) sum = hn::MulAdd(hn::Load(d, state + x), hn::Load(d, d_state + x), sum);
+        for (int64_t x = at; x < at + Vectors(p) * Lanes<T>(); x += Lanes<T>())
+          sum = hn::MulAdd(hn::Load(d, state + x), hn::Load(d, d_state + x), sum);
       }
       sums[c] = hn::GetLane(hn::SumOfLanes(d, sum));
       if (span_.layer.normalize) sums[c] += state[state_size_ + c] * d_state[state_size_ + c];
@@ -411,8 +412,7 @@ class Gradient {
     if (normalize) Divide(FadedReaders(x, 0, n), state);
     Columns(y_, y_columns_);
     for (int b = 0; b < kWriters; ++b) {
-      for (int64_t p = 0; p < panels_; ++p)
-        SolveUpper<T>(Vectors(p), n, true, scores_[b], table_row_, nullptr, PanelOf(d_z_[b], p), PanelOf(y_, p));
+      for (int64_t p = 0; p < panels_; ++p) SolveUpper<T>(Vectors(p), n, true, scores_[b], table_row_, nullptr, PanelOf(d_z_[b], p), PanelOf(y_, p));
       Products(z_columns_[b], products_[b]);
     }
     if (normalize) {
@@ -677,8 +677,8 @@ class Gradient {
         const int vectors = VectorsOf(end - left);
         for (int64_t i = begin; i < end; ++i) Fill(vectors * Lanes<T>(), T{0}, table + i * table_row_ + left);
         for (int64_t p = 0; p < panels_; ++p)
-          MultiplyAdd(vectors, end - begin, Width(p), Left<T>{PanelOf(y_, p) + begin * panel_, panel_, 1},
-                      z_columns + left * V + p * panel_ * panel_, table + begin * table_row_ + left, table_row_);
+          MultiplyAdd(vectors, end - begin, Width(p), Left<T>{PanelOf(y_, p) + begin * panel_, panel_, 1}, z_columns + left * V + p * panel_ * panel_,
+                      table + begin * table_row_ + left, table_row_);
       }
     }
   }
@@ -696,7 +696,8 @@ class Gradient {
     }
   }
 
-  // ---- Value columns, panel by panel: [panels][n][Panel] --------------------------------------------------------------------------------------------
+  // ---- Value columns, panel by panel: [panels][n][Panel]
+  // --------------------------------------------------------------------------------------------
 
   int64_t Width(int64_t p) const { return p + 1 < panels_ ? panel_ : span_.layer.value_dim - p * panel_; }
   int Vectors(int64_t p) const { return VectorsOf(Width(p)); }
@@ -723,7 +724,8 @@ class Gradient {
       Transpose(span_.n, Width(p), PanelOf(values, p), panel_, to + p * panel_ * panel_, span_.layer.value_dim * panel_);
   }
 
-  // ---- States: [panels][K][Panel], and a row for the key sum ----------------------------------------------------------------------------------------
+  // ---- States: [panels][K][Panel], and a row for the key sum
+  // ----------------------------------------------------------------------------------------
 
   void LoadState(const ConstTensor& t, const ConstTensor& key_sum, T* to) const {
     Fill(kept_size_, T{0}, to);
@@ -908,37 +910,37 @@ class Gradient {
   forms::Tokens walk_;
   const int64_t n_, row_, panel_, panels_, table_row_, chunks_a_segment_, segments_, state_size_, kept_size_;
   int64_t chunks_ = 0;
-  T* kept_;               // [heads][segments][kept_size]
-  T* history_;            // [heads][chunks a segment][kept_size]
-  T* work_;               // a state
-  T* d_state_;            // [heads][kept_size]
-  int64_t* starts_;       // of the chunks, where the walk over the tokens stands
-  T* decays_;             // [n][row]
-  T* whole_;              // [row], F(n, 0)
-  T *q_, *x_, *r_;        // [n][row]: queries, D q, D k
-  T* faded_readers_;      // [n][row]
-  T* reader_fades_;       // likewise
-  T* writer_fades_;       // likewise
-  T* d_x_;                // likewise
-  T* d_faded_;            // likewise
-  T* d_log_;              // likewise
+  T* kept_;           // [heads][segments][kept_size]
+  T* history_;        // [heads][chunks a segment][kept_size]
+  T* work_;           // a state
+  T* d_state_;        // [heads][kept_size]
+  int64_t* starts_;   // of the chunks, where the walk over the tokens stands
+  T* decays_;         // [n][row]
+  T* whole_;          // [row], F(n, 0)
+  T *q_, *x_, *r_;    // [n][row]: queries, D q, D k
+  T* faded_readers_;  // [n][row]
+  T* reader_fades_;   // likewise
+  T* writer_fades_;   // likewise
+  T* d_x_;            // likewise
+  T* d_faded_;        // likewise
+  T* d_log_;          // likewise
   T* faded_writers_[kWriters];
   T* d_writers_[kWriters];
-  T* z_[kWriters];        // [panels][n][Panel]
-  T* d_z_[kWriters];      // likewise
+  T* z_[kWriters];    // [panels][n][Panel]
+  T* d_z_[kWriters];  // likewise
   T* z_columns_[kWriters];
-  T* solve_[kWriters];    // [n][table_row]: the scores of the remover
-  T* scores_[kWriters];   // likewise, of a query head
-  T* products_[kWriters]; // likewise, y z
-  T* y_;                  // [panels][n][Panel]
+  T* solve_[kWriters];     // [n][table_row]: the scores of the remover
+  T* scores_[kWriters];    // likewise, of a query head
+  T* products_[kWriters];  // likewise, y z
+  T* y_;                   // [panels][n][Panel]
   T* y_columns_;
-  T* residue_;            // [panels][n][Panel]: V - P
-  T* out_;                // likewise
-  T* d_denominators_;     // [n]
-  T* columns_;            // [n / Panel][K][Panel]
-  T* turned_;             // [K][Panel]
-  T* beta_sums_;          // [n]
-  T* one_row_;            // [max(K, V)]
+  T* residue_;         // [panels][n][Panel]: V - P
+  T* out_;             // likewise
+  T* d_denominators_;  // [n]
+  T* columns_;         // [n / Panel][K][Panel]
+  T* turned_;          // [K][Panel]
+  T* beta_sums_;       // [n]
+  T* one_row_;         // [max(K, V)]
   T *shared_q_, *shared_k_, *shared_v_, *shared_log_, *shared_beta_, *shared_remove_, *shared_write_;
 };
 

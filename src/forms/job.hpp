@@ -38,6 +38,7 @@ struct Engine {
 // What a gradient's engine is handed: heads that share no head of any input with another job's, and all their value columns. `span` is the chunk.
 struct GradientJob : Job {
   const contract::GradientLayer* gradient = nullptr;  // `layer` is the same
+  int64_t longest = 0;                                // tokens of the longest sequence
   // What is summed over tokens: [sequences][state heads][SumsOf(layer)], the gradient of the scale, then of log_decay [H] or of the bonus. A job
   // writes those of its heads.
   double* sums = nullptr;
