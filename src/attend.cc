@@ -1,7 +1,9 @@
 // The public call: validate, plan, run. Exceptions end here.
 #include <atomic>
-#include <cstdlib>
+#include <functional>
+#include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "src/contract/layer.hpp"
@@ -16,24 +18,26 @@ namespace tercet {
 
 namespace {
 
-// Memory to work in. A thread keeps what its last call used, up to kKept bytes, so that a stream of calls asks the system for none: fresh pages cost
-// a fault each. A call inside a call (an executor may run one) finds it taken, and takes its own.
-class Workspace {
+constexpr std::align_val_t kLine{forms::Arena::kAlignment};
+
+// Memory of the library's own. A thread keeps what its last call used, up to kKept bytes, so that a stream of calls asks the system for none: fresh
+// pages cost a fault each. A call inside a call (an executor may run one) finds it taken, and takes its own.
+class OwnMemory {
  public:
-  explicit Workspace(int64_t bytes) {
+  explicit OwnMemory(int64_t bytes) {
     if (kept_.bytes >= bytes) {
       std::swap(memory_, static_cast<Memory&>(kept_));
     } else {
-      memory_ = {static_cast<std::byte*>(std::aligned_alloc(forms::Arena::kAlignment, static_cast<size_t>(bytes))), bytes};
+      memory_ = {static_cast<std::byte*>(::operator new(static_cast<size_t>(bytes), kLine, std::nothrow)), bytes};
     }
   }
-  ~Workspace() {
+  ~OwnMemory() {
     if (memory_.data == nullptr) return;
     if (memory_.bytes <= kKept && memory_.bytes > kept_.bytes) std::swap(memory_, static_cast<Memory&>(kept_));
-    std::free(memory_.data);
+    ::operator delete(memory_.data, kLine);
   }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
+  OwnMemory(const OwnMemory&) = delete;
+  OwnMemory& operator=(const OwnMemory&) = delete;
   std::byte* data() const { return memory_.data; }
 
  private:
@@ -43,12 +47,18 @@ class Workspace {
     int64_t bytes = 0;
   };
   struct Kept : Memory {
-    ~Kept() { std::free(this->data); }
+    ~Kept() { ::operator delete(this->data, kLine); }
   };
   static thread_local Kept kept_;
   Memory memory_;
 };
-thread_local Workspace::Kept Workspace::kept_;
+thread_local OwnMemory::Kept OwnMemory::kept_;
+
+// What a caller's workspace must have: that its data may begin anywhere costs the rest of a line.
+int64_t BytesOf(const plan::Plan& plan) {
+  const int64_t memory = plan.Memory();
+  return memory > 0 ? memory + forms::Arena::kAlignment - 1 : 0;
+}
 
 // A status whose sentence is left out where there is no memory for it.
 Status Say(StatusCode code, const char* sentence) {
@@ -63,10 +73,20 @@ Status Say(StatusCode code, const char* sentence) {
 
 Status Run(const Options& options, const contract::Layer& layer, Executor& executor, const plan::Plan& plan) {
   // All memory before the first write: a call that is refused has changed nothing.
-  const int64_t each = (plan.bytes + forms::Arena::kAlignment - 1) / forms::Arena::kAlignment * forms::Arena::kAlignment + forms::Arena::kAlignment;
-  const Workspace memory(each * plan.workers);
-  if (memory.data() == nullptr)
-    return {StatusCode::kOutOfMemory, "the call needs " + std::to_string(each * plan.workers) +
+  std::byte* memory = nullptr;
+  std::optional<OwnMemory> own;
+  if (void* data = options.workspace.data; data != nullptr) {
+    if (options.workspace.bytes < BytesOf(plan))
+      return {StatusCode::kInvalidOption, "workspace has " + std::to_string(options.workspace.bytes) + " bytes and must have at least " +
+                                              std::to_string(BytesOf(plan)) + ", which WorkspaceBytes says of this call"};
+    auto room = static_cast<size_t>(options.workspace.bytes);
+    memory = static_cast<std::byte*>(std::align(forms::Arena::kAlignment, 1, data, room));
+  } else {
+    own.emplace(plan.Memory());
+    memory = own->data();
+  }
+  if (memory == nullptr)
+    return {StatusCode::kOutOfMemory, "the call needs " + std::to_string(plan.Memory()) +
                                           " bytes to work in and they could not be had; a smaller chunk or fewer threads need less"};
 
   const forms::Engine::Run run = plan.engine->run[layer.f64()][static_cast<size_t>(options.rule)];
@@ -75,7 +95,7 @@ Status Run(const Options& options, const contract::Layer& layer, Executor& execu
     const FloatingMode mode;
     for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < plan.jobs; i = next.fetch_add(1, std::memory_order_relaxed)) {
       forms::Job job = plan.JobAt(layer, i);
-      job.workspace = memory.data() + worker * each;
+      job.workspace = memory + worker * plan.bytes;
       run(job);
     }
   };
@@ -83,7 +103,7 @@ Status Run(const Options& options, const contract::Layer& layer, Executor& execu
     if (plan.workers == 1)
       work(0);
     else
-      executor.ParallelFor(plan.workers, work);
+      executor.ParallelFor(plan.workers, std::ref(work));  // a reference: a function that holds this much would ask for memory
   } catch (...) {
     return Say(StatusCode::kInternal, "the executor threw an exception, so the outputs are not complete");
   }
@@ -92,9 +112,9 @@ Status Run(const Options& options, const contract::Layer& layer, Executor& execu
   return {};
 }
 
-}  // namespace
-
-Status Attend(const Options& options, const Inputs& inputs, const Outputs& outputs) {
+// Validates, plans and goes on with then(layer, executor, plan).
+template <class Then>
+Status Planned(const Options& options, const Inputs& inputs, const Outputs& outputs, const Then& then) {
   try {
     Executor& executor = options.executor != nullptr ? *options.executor : DefaultExecutor();
     const int concurrency = executor.Concurrency();
@@ -109,13 +129,29 @@ Status Attend(const Options& options, const Inputs& inputs, const Outputs& outpu
       if (Status status = targets::Choose(options.target, &target); !status.ok()) return status;
       if (Status status = plan::Make(options, layer, *target, concurrency, &plan); !status.ok()) return status;
     }
-    if (plan.jobs == 0) return {};
-    return Run(options, layer, executor, plan);
+    return then(layer, executor, plan);
   } catch (const std::bad_alloc&) {
     return Say(StatusCode::kOutOfMemory, "the call ran out of memory before it computed anything; a smaller chunk or fewer threads need less");
   } catch (...) {
     return Say(StatusCode::kInternal, "an unknown exception ended the call before it computed anything");
   }
+}
+
+}  // namespace
+
+Status Attend(const Options& options, const Inputs& inputs, const Outputs& outputs) {
+  return Planned(options, inputs, outputs, [&](const contract::Layer& layer, Executor& executor, const plan::Plan& plan) {
+    return plan.jobs == 0 ? Status() : Run(options, layer, executor, plan);
+  });
+}
+
+Status WorkspaceBytes(const Options& options, const Inputs& inputs, const Outputs& outputs, int64_t* bytes) {
+  Options without = options;
+  without.workspace = {};
+  return Planned(without, inputs, outputs, [&](const contract::Layer&, Executor&, const plan::Plan& plan) {
+    *bytes = BytesOf(plan);
+    return Status();
+  });
 }
 
 std::string_view Version() { return TERCET_VERSION; }
