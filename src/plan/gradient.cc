@@ -9,11 +9,23 @@ namespace tercet::plan {
 namespace {
 
 constexpr int64_t kChunk = 64;
+constexpr int64_t kLine = forms::Arena::kAlignment;
 
 }  // namespace
 
-forms::GradientJob GradientPlan::JobAt(const contract::GradientLayer& layer, int64_t i) const {
+int64_t GradientPlan::Memory() const {
+  int64_t all = 0;
+  const bool much = __builtin_mul_overflow(bytes, workers, &all) ||
+                    __builtin_add_overflow(all, (sums * 8 + kLine - 1) / kLine * kLine, &all);
+  return much ? INT64_MAX / kLine * kLine : all;
+}
+
+forms::GradientJob GradientPlan::JobAt(const contract::GradientLayer& layer, int64_t i, std::byte* memory, int64_t worker) const {
   forms::GradientJob job;
+  if (memory != nullptr) {
+    job.workspace = memory + worker * bytes;
+    job.sums = reinterpret_cast<double*>(memory + workers * bytes);
+  }
   job.layer = &layer;
   job.gradient = &layer;
   job.span = chunk;
@@ -51,7 +63,10 @@ Status Make(const Options& options, const contract::GradientLayer& layer, const 
                                           std::to_string(layer.key_dim) + " and value_dim " + std::to_string(layer.value_dim) +
                                           " over sequences of " + std::to_string(plan->longest) +
                                           " tokens, and these must be so small that a state a chunk and the tables of one are at most 2^50 numbers"};
-  if (plan->jobs > 0) plan->bytes = target.gradient->bytes[layer.f64()][static_cast<size_t>(layer.rule)](plan->JobAt(layer, 0));
+  if (plan->jobs > 0) {
+    const int64_t bytes = target.gradient->bytes[layer.f64()][static_cast<size_t>(layer.rule)](plan->JobAt(layer, 0));
+    plan->bytes = (bytes + kLine - 1) / kLine * kLine + kLine;
+  }
   return {};
 }
 

@@ -2,6 +2,7 @@
 #ifndef TERCET_SRC_PLAN_GRADIENT_HPP_
 #define TERCET_SRC_PLAN_GRADIENT_HPP_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "src/contract/layer.hpp"
@@ -16,10 +17,14 @@ struct GradientPlan {
   int64_t longest = 0;  // tokens of the longest sequence
   int64_t jobs = 0;     // sequences * state heads / heads
   int64_t workers = 1;  // jobs at once, each with a workspace of its own
-  int64_t bytes = 0;    // of a workspace
-  int64_t sums = 0;     // numbers of f64 that all jobs write to, beside the workspaces
+  int64_t bytes = 0;    // of a workspace, and a line that keeps it from the next
+  int64_t sums = 0;     // numbers of f64 that all jobs write to, behind the workspaces
 
-  forms::GradientJob JobAt(const contract::GradientLayer& layer, int64_t i) const;
+  // Of all of it: a multiple of a line, the largest there is where it is more than can be counted.
+  int64_t Memory() const;
+  const double* SumsIn(const std::byte* memory) const { return reinterpret_cast<const double*>(memory + workers * bytes); }
+  // Job i, for a worker whose workspace is in `memory`.
+  forms::GradientJob JobAt(const contract::GradientLayer& layer, int64_t i, std::byte* memory = nullptr, int64_t worker = 0) const;
 };
 
 // Refuses what needs more memory than there can be.
