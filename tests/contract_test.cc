@@ -1814,6 +1814,10 @@ TEST(Random, MutationsAreComputedOrRefusedAndNothingElseIsWritten) {
 unsigned ControlWord() {
 #if defined(__SSE2__)
   return _mm_getcsr() & 0xFFC0u;
+#elif defined(__aarch64__)
+  uint64_t word;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(word));
+  return static_cast<unsigned>(word);
 #else
   return static_cast<unsigned>(std::fegetround());
 #endif
@@ -1867,6 +1871,11 @@ TEST_P(FloatingPoint, RoundingChangesNoBitAndStays) {
 #if defined(__SSE2__)
 TEST_P(FloatingPoint, FlushingChangesNoBitAndStays) {
   Check("flush to zero, denormals are zero", [] { _mm_setcsr(_mm_getcsr() | 0x8040u); });
+}
+#elif defined(__aarch64__)
+TEST_P(FloatingPoint, FlushingChangesNoBitAndStays) {
+  Check("flush to zero", [] { __asm__ volatile("msr fpcr, %0" : : "r"(uint64_t{1} << 24)); });
+  Check("NaN is the default one", [] { __asm__ volatile("msr fpcr, %0" : : "r"(uint64_t{1} << 25)); });
 }
 #endif
 
