@@ -15,8 +15,7 @@ constexpr int64_t kLine = forms::Arena::kAlignment;
 
 int64_t GradientPlan::Memory() const {
   int64_t all = 0;
-  const bool much = __builtin_mul_overflow(bytes, workers, &all) ||
-                    __builtin_add_overflow(all, (sums * 8 + kLine - 1) / kLine * kLine, &all);
+  const bool much = __builtin_mul_overflow(bytes, workers, &all) || __builtin_add_overflow(all, (sums * 8 + kLine - 1) / kLine * kLine, &all);
   return much ? INT64_MAX / kLine * kLine : all;
 }
 
