@@ -442,7 +442,7 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
   // More bytes than an address space has are clipped, so that no sum of them overflows.
   const ConstTensor workspace = View(static_cast<const uint8_t*>(options.workspace.data), {std::min(options.workspace.bytes, kMostElements)});
   for (const Named& one : given)
-    if (one.tensor->given() && MayOverlap(workspace, *one.tensor))
+    if (options.workspace.bytes > 0 && one.tensor->given() && MayOverlap(workspace, *one.tensor))
       return Refuse(StatusCode::kOverlap, "workspace shares memory with " + std::string(one.name) + " and must be apart from it");
 
   if (options.check_values) {
