@@ -21,7 +21,7 @@
 // the i > t: running sums of s_j ds_j and of x_i dx_i over the pairs of that block. Nothing is subtracted, so that a decay of next to nothing has the
 // gradient of next to nothing which it should have; the difference of the running sums of q dq and k dk, which is shorter, leaves their rounding.
 //
-// Forward over the chunks keeps a state a chunk (shorter chunks: one every kSegment tokens), then backward from the last.
+// Forward over the chunks keeps a state a chunk (shorter chunks: one every kSegment tokens or so), then backward from the last.
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -87,8 +87,6 @@ class Gradient {
   using S = Span<R, T>;
   static constexpr bool kDecays = R::kDecay != Decay::kNone;
   static constexpr int kWriters = S::kRankOne ? 2 : 1;
-  // Tokens between two states that are kept where chunks are shorter.
-  static constexpr int64_t kSegment = 16;
   // Blocks of up to this many tokens are taken pair by pair.
   static constexpr int kPairs = 4;
 
@@ -120,12 +118,12 @@ class Gradient {
         panels_((span_.layer.value_dim + panel_ - 1) / panel_),
         table_row_(RoundUp(n_, panel_) + Lanes<T>()),
         levels_(Levels(n_)),
-        chunks_a_segment_(n_ < kSegment ? kSegment / n_ : 1),
+        chunks_a_segment_(n_ < forms::kSegment ? forms::kSegment / n_ : 1),
         segments_((job.longest + n_ * chunks_a_segment_ - 1) / (n_ * chunks_a_segment_)),
         state_size_(panels_ * span_.K * panel_),
         kept_size_(state_size_ + row_) {
     const int64_t rows = n_ * row_, values = panels_ * n_ * panel_, columns = RoundUp(n_, panel_) * span_.layer.value_dim;
-    kept_ = arena.Take<T>(heads_ * (segments_ > 0 ? segments_ : 1) * kept_size_);
+    kept_ = arena.Take<T>(heads_ * (segments_ > 0 && !Saved() ? segments_ : 1) * kept_size_);
     history_ = arena.Take<T>(chunks_a_segment_ > 1 ? heads_ * chunks_a_segment_ * kept_size_ : 0);
     work_ = arena.Take<T>(chunks_a_segment_ > 1 ? kept_size_ : 0);
     d_state_ = arena.Take<T>(heads_ * kept_size_);
@@ -184,13 +182,14 @@ class Gradient {
       TakeHead(h);
       for (int64_t i = 0; i < forms::SumsOf(span_.layer); ++i) Sums()[i] = 0;
       Forward(h, begin);
-      LoadState(given_.final_state, given_.final_key_sum, DState(h));
+      LoadState(given_.final_state, given_.final_key_sum, job_.sequence, DState(h));
     }
     for (int64_t segment = (chunks_ + chunks_a_segment_ - 1) / chunks_a_segment_ - 1; segment >= 0; --segment) {
       const int64_t first = segment * chunks_a_segment_;
       const int64_t last = first + chunks_a_segment_ < chunks_ ? first + chunks_a_segment_ : chunks_;
       for (int64_t h = 0; h < heads_ && chunks_a_segment_ > 1; ++h) {
         TakeHead(h);
+        Bring(h, segment);
         Copy(kept_size_, Kept(h, segment), History(h, 0));
         for (int64_t c = first; c + 1 < last; ++c) {
           TakeChunk(c);
@@ -202,6 +201,7 @@ class Gradient {
         for (int64_t h = 0; h < heads_; ++h) {
           TakeHead(h);
           TakeChunk(c);
+          if (chunks_a_segment_ == 1) Bring(h, segment);
           Backward(chunks_a_segment_ > 1 ? History(h, c - first) : Kept(h, segment), DState(h));
         }
       }
@@ -212,19 +212,30 @@ class Gradient {
     }
   }
 
-  T* Kept(int64_t h, int64_t segment) const { return kept_ + (h * segments_ + segment) * kept_size_; }
+  bool Saved() const { return job_.saved->tokens > 0; }
+  // The state before a segment; a saved one is brought first.
+  T* Kept(int64_t h, int64_t segment) const { return kept_ + (h * (Saved() ? 1 : segments_) + (Saved() ? 0 : segment)) * kept_size_; }
+  void Bring(int64_t h, int64_t segment) const {
+    if (!Saved()) return;
+    const forms::Saved& saved = *job_.saved;
+    LoadState(saved.state, saved.key_sum, saved.PlaceOf(span_.layer, job_.sequence, segment * saved.tokens), Kept(h, segment));
+  }
   T* History(int64_t h, int64_t c) const { return history_ + (h * chunks_a_segment_ + c) * kept_size_; }
   T* DState(int64_t h) const { return d_state_ + h * kept_size_; }
   double* Sums() const { return sums_ + (job_.sequence * span_.layer.state_heads + job_.head) * forms::SumsOf(span_.layer); }
 
-  // The states of a head, and where its chunks begin.
+  // The states of a head, where none were saved, and where its chunks begin.
   void Forward(int64_t h, int64_t begin) {
     const Inputs& in = span_.layer.in;
     walk_.Seek(begin);
-    LoadState(in.initial_state, in.initial_key_sum, Kept(h, 0));
+    if (!Saved()) LoadState(in.initial_state, in.initial_key_sum, job_.sequence, Kept(h, 0));
     const T* from = Kept(h, 0);
     for (chunks_ = 0;; ++chunks_) {
       starts_[chunks_] = walk_.begin();
+      if (Saved()) {
+        if (walk_.Next(n_, span_.tokens) == 0) return;
+        continue;
+      }
       if (!TakeNext()) return;
       if (walk_.length() == 0) {
         ++chunks_;
@@ -855,12 +866,12 @@ class Gradient {
   // ---- States: [panels][K][Panel], and a row for the key sum
   // ----------------------------------------------------------------------------------------
 
-  void LoadState(const ConstTensor& t, const ConstTensor& key_sum, T* to) const {
+  void LoadState(const ConstTensor& t, const ConstTensor& key_sum, int64_t number, T* to) const {
     Fill(kept_size_, T{0}, to);
     for (int64_t p = 0; t.given() && p < panels_; ++p)
       for (int64_t c = 0; c < span_.K; ++c)
-        LoadRow(t, contract::Offset(t, job_.sequence, job_.head, c, p * panel_), t.strides[3], Width(p), to + (p * span_.K + c) * panel_);
-    if (key_sum.given()) LoadRow(key_sum, contract::Offset(key_sum, job_.sequence, job_.head), key_sum.strides[2], span_.K, to + state_size_);
+        LoadRow(t, contract::Offset(t, number, job_.head, c, p * panel_), t.strides[3], Width(p), to + (p * span_.K + c) * panel_);
+    if (key_sum.given()) LoadRow(key_sum, contract::Offset(key_sum, number, job_.head), key_sum.strides[2], span_.K, to + state_size_);
   }
   void StoreState(const T* from) const {
     const Tensor &t = wanted_.initial_state, &key_sum = wanted_.initial_key_sum;
@@ -1038,19 +1049,19 @@ class Gradient {
   forms::Tokens walk_;
   const int64_t n_, row_, panel_, panels_, table_row_, levels_, chunks_a_segment_, segments_, state_size_, kept_size_;
   int64_t chunks_ = 0;
-  T* kept_;           // [heads][segments][kept_size]
-  T* history_;        // [heads][chunks a segment][kept_size]
-  T* work_;           // a state
-  T* d_state_;        // [heads][kept_size]
-  int64_t* starts_;   // of the chunks, where the walk over the tokens stands
-  T* decays_;         // [n][row]
-  T* whole_;          // [row], F(n, 0)
-  T *q_, *x_, *r_;    // [n][row]: queries, D q, D k
-  T* fades_;          // [levels + 2][n][row], see FadesOf
-  T* faded_readers_;  // [levels + 1][n][row]
-  T* d_x_;            // likewise
-  T* d_faded_;        // likewise
-  T* d_log_;          // likewise
+  T* kept_;                     // [heads][segments][kept_size]
+  T* history_;                  // [heads][chunks a segment][kept_size]
+  T* work_;                     // a state
+  T* d_state_;                  // [heads][kept_size]
+  int64_t* starts_;             // of the chunks, where the walk over the tokens stands
+  T* decays_;                   // [n][row]
+  T* whole_;                    // [row], F(n, 0)
+  T *q_, *x_, *r_;              // [n][row]: queries, D q, D k
+  T* fades_;                    // [levels + 2][n][row], see FadesOf
+  T* faded_readers_;            // [levels + 1][n][row]
+  T* d_x_;                      // likewise
+  T* d_faded_;                  // likewise
+  T* d_log_;                    // likewise
   T* faded_writers_[kWriters];  // [levels + 1][n][row]
   T* d_writers_[kWriters];
   T* z_[kWriters];    // [panels][n][Panel]
