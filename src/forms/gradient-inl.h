@@ -86,6 +86,8 @@ template <class R, class T>
 class Gradient {
   using S = Span<R, T>;
   static constexpr bool kDecays = R::kDecay != Decay::kNone;
+  // Whether a score is no product of rows but where these are faded. Else a factor for each pair of tokens is enough.
+  static constexpr bool kFadesHalves = S::kPerChannel;
   static constexpr int kWriters = S::kRankOne ? 2 : 1;
   // Blocks of up to this many tokens are taken pair by pair.
   static constexpr int kPairs = 4;
@@ -117,7 +119,7 @@ class Gradient {
         panel_(Panel<T>()),
         panels_((span_.layer.value_dim + panel_ - 1) / panel_),
         table_row_(RoundUp(n_, panel_) + Lanes<T>()),
-        levels_(Levels(n_)),
+        levels_(kFadesHalves ? Levels(n_) : 0),
         chunks_a_segment_(n_ < forms::kSegment ? forms::kSegment / n_ : 1),
         segments_((job.longest + n_ * chunks_a_segment_ - 1) / (n_ * chunks_a_segment_)),
         state_size_(panels_ * span_.K * panel_),
@@ -135,6 +137,8 @@ class Gradient {
     r_ = arena.Take<T>(S::kReads ? rows : 0);
     fades_ = arena.Take<T>(kDecays ? (levels_ + 2) * rows : 0);
     faded_readers_ = arena.Take<T>(kDecays ? (levels_ + 1) * rows : 0);
+    factors_ = arena.Take<T>(S::kPerToken ? n_ * table_row_ : 0);
+    pair_logs_ = arena.Take<T>(S::kPerToken ? n_ : 0);
     d_x_ = arena.Take<T>(rows);
     d_faded_ = arena.Take<T>(rows);
     d_log_ = arena.Take<T>(kDecays ? rows : 0);
@@ -269,6 +273,7 @@ class Gradient {
     }
     SetFades();
     FadeWriters();
+    SetFactors();
     return true;
   }
   const T* Decays() const { return S::kPerToken ? decays_ : span_.D; }
@@ -282,7 +287,7 @@ class Gradient {
       const T* r = Removers();
       FadeReaders(r);
       Scores(r, solve_);
-      const T* faded = FadedReaders(r, levels_);
+      const T* faded = FadedReaders(r);
       for (int64_t p = 0; p < panels_; ++p) {
         const int vectors = Vectors(p);
         T* read = S::kDelta ? PanelOf(residue_, p) : PanelOf(z_[1], p);
@@ -322,7 +327,7 @@ class Gradient {
     Fade(from, to);
     T* key_sum = to + state_size_;
     for (int b = 0; b < kWriters; ++b) {
-      const T* faded = FadedWriters(b, levels_);
+      const T* faded = FadedWriters(b);
       for (int64_t p = 0; p < panels_; ++p)
         MultiplyAdd(Vectors(p), span_.K, span_.n, Left<T>{faded, 1, row_}, PanelOf(z_[b], p), to + p * span_.K * panel_, panel_);
       if (span_.layer.normalize)
@@ -361,6 +366,7 @@ class Gradient {
     Solve(state);
     const int64_t n = span_.n;
     if constexpr (kDecays) Fill(n * row_, T{0}, d_log_);
+    for (int64_t i = 0; S::kPerToken && i < n; ++i) pair_logs_[i] = 0;
     for (int b = 0; b < kWriters; ++b) {
       Fill(n * row_, T{0}, d_writers_[b]);
       Columns(z_[b], z_columns_[b]);
@@ -378,7 +384,7 @@ class Gradient {
 
   // What the state after the chunk passes back to writer b: dz = (s F(n)) dS and ds = F(n) (dS z).
   void FromTheEnd(int b, const T* d_state) {
-    const T* faded = FadedWriters(b, levels_);
+    const T* faded = FadedWriters(b);
     for (int64_t p = 0; p < panels_; ++p) {
       MultiplyAdd(Vectors(p), span_.n, span_.K, Left<T>{faded, row_, 1}, d_state + p * span_.K * panel_, PanelOf(d_z_[b], p), panel_, panel_, false);
     }
@@ -421,7 +427,7 @@ class Gradient {
     FadeReaders(x);
     Scores(x, scores_);
     for (int b = 0; b < kWriters; ++b) OwnTerms(Writer(b), scores_[b]);
-    if (normalize) Divide(FadedReaders(x, levels_), state);
+    if (normalize) Divide(FadedReaders(x), state);
     Columns(y_, y_columns_);
     for (int b = 0; b < kWriters; ++b) {
       for (int64_t p = 0; p < panels_; ++p) SolveUpper<T>(Vectors(p), n, true, scores_[b], table_row_, nullptr, PanelOf(d_z_[b], p), PanelOf(y_, p));
@@ -431,7 +437,7 @@ class Gradient {
       for (int64_t i = 0; i < n; ++i)
         for (int64_t j = 0; j <= i; ++j) products_[0][i * table_row_ + j] += d_denominators_[i];
     }
-    Read(x, state, d_state);
+    Read(x, scores_, 1, state, d_state);
     OwnGradients(x);
     DeliverQueries(head);
   }
@@ -458,7 +464,7 @@ class Gradient {
     for (int b = 0; b < kWriters; ++b) Products(z_columns_[b], products_[b]);
     const T* r = Removers();
     FadeReaders(r);
-    Read(r, state, d_state);
+    Read(r, solve_, S::kDelta ? -1 : 1, state, d_state);
     if constexpr (S::kDelta) {
       const Tag<T> d;
       for (int64_t at = 0; at < n * row_; at += Lanes<T>()) {
@@ -472,10 +478,11 @@ class Gradient {
     }
   }
 
-  // d_x of reader x, whose y is in y_columns_ and products with the writers' z in products_; its share of dS0, of the writers and of the decays.
-  void Read(const T* x, const T* state, T* d_state) {
+  // d_x of reader x, whose y is in y_columns_, products with the writers' z in products_ and scores times `sign` in the tables; its share of dS0, of
+  // the writers and of the decays.
+  void Read(const T* x, T* const (&tables)[kWriters], T sign, const T* state, T* d_state) {
     const int64_t n = span_.n;
-    const T* faded = FadedReaders(x, levels_);
+    const T* faded = FadedReaders(x);
     for (int64_t p = 0; p < panels_; ++p)
       MultiplyAdd(Vectors(p), span_.K, n, Left<T>{faded, 1, row_}, PanelOf(y_, p), d_state + p * span_.K * panel_, panel_);
     Through(state, y_columns_, d_faded_);
@@ -491,22 +498,25 @@ class Gradient {
         }
       }
     }
+    if constexpr (S::kPerToken) {
+      for (int b = 0; b < kWriters; ++b) FadePairs(tables[b], sign, products_[b]);
+    }
     Fill(n * row_, T{0}, d_x_);
     AbsorbReaders(0, n, faded, ChunkReaders(), d_faded_);
     ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
       const int64_t first = middle - begin, second = end - middle;
-      const T* xs = FadedReaders(x, level);
-      T* d_xs = kDecays ? d_faded_ : d_x_;
+      const T* xs = HalfReaders(x, level);
+      T* d_xs = kFadesHalves ? d_faded_ : d_x_;
       for (int b = 0; b < kWriters; ++b) {
         const T* table = products_[b] + middle * table_row_ + begin;
-        const T* writers = FadedWriters(b, level);
+        const T* writers = HalfWriters(b, level);
         MultiplyAddWide(row_, second, first, Left<T>{table, table_row_, 1}, writers + begin * row_, row_, d_xs + middle * row_, row_,
-                        !kDecays || b > 0);
-        T* d_writers = kDecays ? d_faded_ : d_writers_[b];
-        MultiplyAddWide(row_, first, second, Left<T>{table, 1, table_row_}, xs + middle * row_, row_, d_writers + begin * row_, row_, !kDecays);
-        if (kDecays) AbsorbWriters(b, begin, middle, writers, FadesOf(level), d_writers);
+                        !kFadesHalves || b > 0);
+        T* d_writers = kFadesHalves ? d_faded_ : d_writers_[b];
+        MultiplyAddWide(row_, first, second, Left<T>{table, 1, table_row_}, xs + middle * row_, row_, d_writers + begin * row_, row_, !kFadesHalves);
+        if (kFadesHalves) AbsorbWriters(b, begin, middle, writers, FadesOf(level), d_writers);
       }
-      if (kDecays) AbsorbReaders(middle, end, xs, FadesOf(level), d_xs);
+      if (kFadesHalves) AbsorbReaders(middle, end, xs, FadesOf(level), d_xs);
     });
     for (int64_t begin = 0; begin < n; begin += kPairs) {
       for (int b = 0; b < kWriters; ++b) {
@@ -613,10 +623,12 @@ class Gradient {
   T* ChunkWriters() const { return FadesOf(levels_ + 1); }
   void SetFades() const {
     if constexpr (!kDecays) return;
-    ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
-      FadeRows((middle - 1) * row_, begin * row_ - 1, -row_, FadesOf(level));
-      FadeRows(middle * row_, end * row_, row_, FadesOf(level));
-    });
+    if constexpr (kFadesHalves) {
+      ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
+        FadeRows((middle - 1) * row_, begin * row_ - 1, -row_, FadesOf(level));
+        FadeRows(middle * row_, end * row_, row_, FadesOf(level));
+      });
+    }
     FadeRows(0, span_.n * row_, row_, ChunkReaders());
     FadeRows((span_.n - 1) * row_, -1, -row_, ChunkWriters());
   }
@@ -646,26 +658,60 @@ class Gradient {
     for (; c < row_; c += Lanes<T>()) each(c, std::integral_constant<int, 1>());
   }
 
-  // The rows of reader x, or of writer b, by the factors of a level or of the chunk.
-  const T* FadedReaders(const T* x, int64_t level) const { return kDecays ? faded_readers_ + level * n_ * row_ : x; }
-  const T* FadedWriters(int b, int64_t level) const { return kDecays ? faded_writers_[b] + level * n_ * row_ : Writer(b); }
+  // The rows of reader x, or of writer b, by the factors of a level, and by those of the chunk.
+  const T* HalfReaders(const T* x, int64_t level) const { return kFadesHalves ? faded_readers_ + level * n_ * row_ : x; }
+  const T* HalfWriters(int b, int64_t level) const { return kFadesHalves ? faded_writers_[b] + level * n_ * row_ : Writer(b); }
+  const T* FadedReaders(const T* x) const { return kDecays ? faded_readers_ + levels_ * n_ * row_ : x; }
+  const T* FadedWriters(int b) const { return kDecays ? faded_writers_[b] + levels_ * n_ * row_ : Writer(b); }
   void FadeReaders(const T* x) const {
     if constexpr (!kDecays) return;
-    ForHalves([&](int64_t level, int64_t, int64_t middle, int64_t end) HWY_ATTR {
-      const int64_t at = middle * row_;
-      MultiplyRows((end - middle) * row_, x + at, FadesOf(level) + at, faded_readers_ + level * n_ * row_ + at);
-    });
+    if constexpr (kFadesHalves) {
+      ForHalves([&](int64_t level, int64_t, int64_t middle, int64_t end) HWY_ATTR {
+        const int64_t at = middle * row_;
+        MultiplyRows((end - middle) * row_, x + at, FadesOf(level) + at, faded_readers_ + level * n_ * row_ + at);
+      });
+    }
     MultiplyRows(span_.n * row_, x, ChunkReaders(), faded_readers_ + levels_ * n_ * row_);
   }
   void FadeWriters() const {
     if constexpr (!kDecays) return;
     for (int b = 0; b < kWriters; ++b) {
-      ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t) HWY_ATTR {
-        const int64_t at = begin * row_;
-        MultiplyRows((middle - begin) * row_, Writer(b) + at, FadesOf(level) + at, faded_writers_[b] + level * n_ * row_ + at);
-      });
+      if constexpr (kFadesHalves) {
+        ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t) HWY_ATTR {
+          const int64_t at = begin * row_;
+          MultiplyRows((middle - begin) * row_, Writer(b) + at, FadesOf(level) + at, faded_writers_[b] + level * n_ * row_ + at);
+        });
+      }
       MultiplyRows(span_.n * row_, Writer(b), ChunkWriters(), faded_writers_[b] + levels_ * n_ * row_);
     }
+  }
+
+  // One decay a token: factors_(i, j) = Fx(i, j) for j < i, row i from row i - 1.
+  void SetFactors() const {
+    if constexpr (S::kPerToken) {
+      for (int64_t i = 1; i < span_.n; ++i) {
+        T* to = factors_ + i * table_row_;
+        const T *from = to - table_row_, decay = span_.D[i - 1];
+        for (int64_t j = 0; j < i - 1; ++j) to[j] = from[j] * decay;
+        to[i - 1] = 1;
+      }
+    }
+  }
+  // A table's numbers for j < i times these.
+  void FadeTable(T* table) const {
+    for (int64_t i = 1; i < span_.n; ++i)
+      for (int64_t j = 0; j < i; ++j) table[i * table_row_ + j] *= factors_[i * table_row_ + j];
+  }
+  // To the decay of every token the sum of scores times products over the pairs that it lies between; then the factors to the products.
+  void FadePairs(const T* scores, T sign, T* products) const {
+    for (int64_t i = 2; i < span_.n; ++i) {
+      T sum = 0;
+      for (int64_t t = 1; t < i; ++t) {
+        sum += scores[i * table_row_ + t - 1] * products[i * table_row_ + t - 1];
+        pair_logs_[t] += sign * sum;
+      }
+    }
+    FadeTable(products);
   }
 
   // d_x += fades d_faded, and to the decay of every token the sum of faded x d_faded over the rows after it.
@@ -704,7 +750,7 @@ class Gradient {
   void Scores(const T* x, T* const (&tables)[kWriters]) const {
     ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
       for (int b = 0; b < kWriters; ++b)
-        DotRows(row_, end - middle, FadedReaders(x, level) + middle * row_, row_, middle - begin, FadedWriters(b, level) + begin * row_, row_,
+        DotRows(row_, end - middle, HalfReaders(x, level) + middle * row_, row_, middle - begin, HalfWriters(b, level) + begin * row_, row_,
                 tables[b] + middle * table_row_ + begin, table_row_);
     });
     for (int64_t begin = 0; begin < span_.n; begin += kPairs) {
@@ -719,6 +765,9 @@ class Gradient {
         else if (count == 2)
           PairScores<2>(begin, x, s, table);
       }
+    }
+    if constexpr (S::kPerToken) {
+      for (int b = 0; b < kWriters; ++b) FadeTable(tables[b]);
     }
   }
 
@@ -742,7 +791,7 @@ class Gradient {
           const int n = i * (i - 1) / 2 + j;
           sums[n] = hn::MulAdd(reader, faded[j], sums[n]);
         }
-        if constexpr (kDecays) {
+        if constexpr (kFadesHalves) {
           if (i + 1 < C) {
             const auto decay = hn::Load(d, Decays() + at + i * row_);
             HWY_UNROLL(4)
@@ -779,7 +828,7 @@ class Gradient {
         writers[j] = hn::Load(d, s + at + j * row_);
         gradients[j] = hn::Load(d, d_s + at + j * row_);
         logs[j] = hn::Zero(d);
-        if constexpr (kDecays) decays[j] = hn::Load(d, Decays() + at + j * row_);
+        if constexpr (kFadesHalves) decays[j] = hn::Load(d, Decays() + at + j * row_);
       }
       HWY_UNROLL(4)
       for (int i = 1; i < C; ++i) {
@@ -789,13 +838,13 @@ class Gradient {
         HWY_UNROLL(4)
         for (int j = i - 1; j >= 0; --j) {
           auto product = products[i][j];
-          if constexpr (kDecays) {
+          if constexpr (kFadesHalves) {
             if (j + 1 < i) factor = hn::Mul(factor, decays[j + 1]), product = hn::Mul(product, factor);
           }
           const auto part = hn::Mul(product, writers[j]);
           sum = hn::Add(sum, part);
           gradients[j] = hn::MulAdd(product, reader, gradients[j]);
-          if constexpr (kDecays) {
+          if constexpr (kFadesHalves) {
             HWY_UNROLL(4)
             for (int t = j + 1; t < i; ++t) logs[t] = hn::MulAdd(part, reader, logs[t]);
           }
@@ -805,7 +854,7 @@ class Gradient {
       HWY_UNROLL(4)
       for (int j = 0; j < C - 1; ++j) {
         hn::Store(gradients[j], d, d_s + at + j * row_);
-        if constexpr (kDecays) {
+        if constexpr (kFadesHalves) {
           if (j > 0) hn::Store(hn::Add(hn::Load(d, d_log + at + j * row_), logs[j]), d, d_log + at + j * row_);
         }
       }
@@ -982,7 +1031,7 @@ class Gradient {
     if constexpr (S::kPerChannel) {
       DeliverRows(wanted_.log_decay, in, d_log_, shared_log_);
     } else {
-      for (int64_t i = 0; i < span_.n; ++i) beta_sums_[i] = Sum(span_.K, d_log_ + i * row_);
+      for (int64_t i = 0; i < span_.n; ++i) beta_sums_[i] = pair_logs_[i] + Sum(span_.K, d_log_ + i * row_);
       if constexpr (R::kDecay == Decay::kPerStep) DeliverNumbers(wanted_.log_decay, in, beta_sums_, shared_log_);
       for (int64_t i = 0; R::kDecay == Decay::kPerHead && i < span_.n; ++i) Sums()[1] += static_cast<double>(beta_sums_[i]);
     }
@@ -1057,6 +1106,8 @@ class Gradient {
   T* decays_;                   // [n][row]
   T* whole_;                    // [row], F(n, 0)
   T *q_, *x_, *r_;              // [n][row]: queries, D q, D k
+  T* factors_;                  // [n][table_row]
+  T* pair_logs_;                // [n]
   T* fades_;                    // [levels + 2][n][row], see FadesOf
   T* faded_readers_;            // [levels + 1][n][row]
   T* d_x_;                      // likewise
