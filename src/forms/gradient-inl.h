@@ -21,7 +21,7 @@
 // the i > t: running sums of s_j ds_j and of x_i dx_i over the pairs of that block. Nothing is subtracted, so that a decay of next to nothing has the
 // gradient of next to nothing which it should have; the difference of the running sums of q dq and k dk, which is shorter, leaves their rounding.
 //
-// Forward over the chunks keeps a state a chunk (shorter chunks: one every kSegment tokens or so), then backward from the last.
+// Forward over the chunks keeps the states of segments, which are a chunk or more, then backward from the last.
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -120,7 +120,7 @@ class Gradient {
         panels_((span_.layer.value_dim + panel_ - 1) / panel_),
         table_row_(RoundUp(n_, panel_) + Lanes<T>()),
         levels_(kFadesHalves ? Levels(n_) : 0),
-        chunks_a_segment_(n_ < forms::kSegment ? forms::kSegment / n_ : 1),
+        chunks_a_segment_(job.segment),
         segments_((job.longest + n_ * chunks_a_segment_ - 1) / (n_ * chunks_a_segment_)),
         state_size_(panels_ * span_.K * panel_),
         kept_size_(state_size_ + row_) {

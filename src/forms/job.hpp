@@ -56,6 +56,7 @@ struct Engine {
 struct GradientJob : Job {
   const contract::GradientLayer* gradient = nullptr;  // `layer` is the same
   int64_t longest = 0;                                // tokens of the longest sequence
+  int64_t segment = 1;                                // chunks from one state that is kept to the next
   // What is summed over tokens: [sequences][state heads][SumsOf(layer)], the gradient of the scale, then of log_decay [H] or of the bonus. A job
   // writes those of its heads.
   double* sums = nullptr;

@@ -1,6 +1,7 @@
 #include "src/plan/gradient.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -16,6 +17,9 @@ constexpr int64_t kChunk = 32;
 constexpr int64_t kLine = forms::Arena::kAlignment;
 
 constexpr int64_t kMarkBytes = 64;
+// Bytes of states of a head, one a chunk, that the second cache and a share of the third hold. More come from memory, and more slowly than they are
+// computed again.
+constexpr int64_t kKeptBytes = int64_t{4} << 20;
 
 // States of all sequences.
 int64_t Places(const contract::Layer& layer, int64_t tokens) {
@@ -105,6 +109,7 @@ forms::GradientJob GradientPlan::JobAt(const contract::GradientLayer& layer, int
   job.saved = &saved;
   job.span = chunk;
   job.longest = longest;
+  job.segment = segment;
   job.columns = layer.value_dim;
   const int64_t groups = layer.state_heads / heads;
   job.head = i % groups * heads;
@@ -127,6 +132,13 @@ Status Make(const Options& options, const contract::GradientLayer& layer, const 
   plan->jobs = layer.sequences * cuts;
   plan->workers = options.threads > 0 ? std::min(concurrency, options.threads) : concurrency;
   plan->workers = std::clamp<int64_t>(plan->workers, 1, std::max<int64_t>(plan->jobs, 1));
+  // Chunks from one state that is kept to the next; those between are computed once more. About the root of them all keeps the fewest.
+  plan->segment = SavedTokens(options, layer) / plan->chunk;
+  const int64_t chunks = (plan->longest + plan->chunk - 1) / plan->chunk;
+  const double state =
+      static_cast<double>(layer.key_dim) * static_cast<double>(layer.value_dim) * static_cast<double>(contract::SizeOf(layer.state_dtype()));
+  if (plan->saved.tokens == 0 && static_cast<double>(chunks) * state > static_cast<double>(kKeptBytes))
+    plan->segment = std::max(plan->segment, static_cast<int64_t>(std::sqrt(static_cast<double>(chunks))));
   plan->sums = layer.sequences * layer.state_heads * forms::SumsOf(layer);
 
   // Kept states and a chunk's rows and tables; counting exactly past 2^50 numbers, which no machine has, could overflow.

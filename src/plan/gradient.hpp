@@ -23,6 +23,7 @@ void MarkSaved(const Options& options, const contract::Layer& layer, const Works
 
 struct GradientPlan {
   int64_t chunk = 1;
+  int64_t segment = 1;  // chunks
   int64_t heads = 1;    // of a job: those that share a head of an input are in one
   int64_t longest = 0;  // tokens of the longest sequence
   int64_t jobs = 0;     // sequences * state heads / heads
