@@ -74,6 +74,10 @@ Status Say(StatusCode code, const char* sentence) {
 template <class Layer, class Plan, class Job, class Finish>
 Status Run(const Options& options, const Layer& layer, Executor& executor, const Plan& plan, const char* query, void (*run)(const Job&),
            const Finish& finish) {
+  if (plan.jobs == 0) {  // and so no memory
+    finish(nullptr);
+    return {};
+  }
   // All memory before the first write: a call that is refused has changed nothing.
   const int64_t bytes = plan.Memory();
   std::byte* memory = nullptr;
