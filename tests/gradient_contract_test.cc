@@ -312,7 +312,9 @@ TEST_P(EveryRule, MayHaveAnyOneOrNone) {
       call.wanted.scale = nullptr;
       size_t at = 0;
       ForEachGradient(call, [&](std::string_view, auto& view) {
-        if (at++ != which) view = {};
+        if (at++ == which) return;
+        view.rank = 0;
+        view.data = call.scale.data();  // which says nothing then
       });
       ExpectTaken(call);
     }
