@@ -1,7 +1,7 @@
 # The two main commands are `make verify` and `make test`. Both install what is missing and work in a fresh clone.
 
 
-.PHONY: verify test test-asan test-tsan fuzz bench setup format check-doors clean
+.PHONY: verify test test-asan test-tsan test-aarch64 fuzz bench setup format check-doors clean
 
 verify:
 	tools/setup.sh build
@@ -20,6 +20,14 @@ test-asan test-tsan: test-%:
 	cmake --preset $*
 	cmake --build --preset $*
 	ctest --preset $*
+
+# For aarch64, cross-compiled and run by QEMU.
+test-aarch64:
+	tools/setup.sh build aarch64
+	cmake --preset aarch64
+	cmake --build --preset aarch64
+	qemu-aarch64 build/aarch64/cli/tercet verify
+	ctest --preset aarch64
 
 # Every reader of files for five minutes.
 fuzz:

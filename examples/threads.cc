@@ -1,6 +1,7 @@
-// The caller's own threads instead of oneTBB's, and the same bits from one thread and from four.
+// The caller's own threads instead of oneTBB's, memory of the caller's to work in, and the same bits from one thread and from four.
 #include <atomic>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -50,7 +51,11 @@ int main() {
     outs[i].resize(tokens * heads * dim);
     tercet::Outputs outputs;
     outputs.out = tercet::View(outs[i].data(), {1, tokens, heads, dim});
-    const tercet::Status status = tercet::Attend(options, inputs, outputs);
+    int64_t bytes = 0;
+    tercet::Status status = tercet::WorkspaceBytes(options, inputs, outputs, &bytes);
+    std::vector<std::byte> memory(bytes);
+    options.workspace = {memory.data(), bytes};
+    if (status.ok()) status = tercet::Attend(options, inputs, outputs);
     if (!status.ok()) {
       std::fprintf(stderr, "%s\n", status.message.c_str());
       return 1;

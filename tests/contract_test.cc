@@ -19,6 +19,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #if defined(__SSE2__)
@@ -254,6 +255,12 @@ const Refusal kOptionRefusals[] = {
     {"threads", StatusCode::kInvalidOption, "threads is -3 and must be at least 1, or 0 for all", SPOIL(Rule::kLinear, c.options.threads = -3)},
     {"table_limit_negative", StatusCode::kInvalidOption, "table_limit is -1 and must be at least 0 bytes",
      SPOIL(Rule::kLinear, c.options.table_limit = -1)},
+    {"workspace_negative", StatusCode::kInvalidOption, "workspace has -1 bytes and must have at least 0",
+     SPOIL(Rule::kLinear, c.options.workspace = {&c.in, -1})},
+    {"workspace_most_negative", StatusCode::kInvalidOption, "workspace has -9223372036854775808 bytes and must have at least 0",
+     SPOIL(Rule::kLinear, c.options.workspace.bytes = INT64_MIN)},
+    {"workspace_of_nothing", StatusCode::kNullData, "workspace has no data and must point to its 100 bytes",
+     SPOIL(Rule::kLinear, c.options.workspace.bytes = 100)},
 };
 
 const Refusal kPresenceRefusals[] = {
@@ -693,7 +700,9 @@ TEST(Memory, IsNotAskedForAgainAndAgain) {
   }
 }
 
-// ---- Executors --------------------------------------------------------------------------------------------------------------------------------
+// ---- The caller's workspace ---------------------------------------------------------------------------------------------------------------------
+
+const Form kForms[] = {Form::kAutomatic, Form::kParallel, Form::kRecurrent, Form::kChunkwise};
 
 // An executor made of what it does.
 class Executes : public Executor {
@@ -723,6 +732,201 @@ RandomSpec Large(Rule rule) {
   spec.value_dim = 257;
   return spec;
 }
+
+int64_t BytesOf(const Call& call) {
+  int64_t bytes = -1;
+  const Status status = WorkspaceBytes(call.options, call.in, call.out, &bytes);
+  EXPECT_TRUE(status.ok()) << status.message;
+  return bytes;
+}
+
+// Specifications whose calls are shared out among threads, by heads or by value columns, and one that is not.
+std::vector<RandomSpec> SharedOut(const RuleInfo& info) {
+  std::vector<RandomSpec> specs = {Packed(info.rule), Large(info.rule), Large(info.rule)};
+  specs[2].heads = 6;
+  specs[2].value_dim = 40;
+  for (RandomSpec& spec : specs) spec.normalize = info.can_normalize;
+  return specs;
+}
+
+// Of exactly so many bytes, at any address, full of anything and between guards: the bits are those of a call without one, the guards stay, and
+// C++'s heap is not asked at all, however many workers there are.
+TEST(CallersWorkspace, OfExactlyWhatIsSaidIsAllThatIsUsed) {
+  constexpr int64_t kGuard = 64;
+  for (const RuleInfo& info : Rules()) {
+    for (RandomSpec spec : SharedOut(info)) {
+      for (const Form form : kForms) {
+        for (const Dtype dtype : {Dtype::kF32, Dtype::kF64, Dtype::kBF16}) {
+          spec.dtype = dtype;
+          Call without = Right(spec), with = Right(spec);
+          without.options.form = with.options.form = form;
+          ExpectOk(without);
+          for (const int threads : {1, 2, 5}) {
+            Executes in_order(threads, RunInOrder);
+            with.options.executor = &in_order;
+            with.options.workspace = {};
+            const int64_t bytes = BytesOf(with), shift = (7 * threads) % kGuard;
+            ASSERT_GT(bytes, 0);
+            std::vector<std::byte> memory(static_cast<size_t>(bytes + 3 * kGuard), std::byte{0xff});
+            std::byte* data = memory.data() + kGuard + shift;
+            with.options.workspace = {data, bytes};
+            largest_block = 0;
+            const Status status = Attend(with.options, with.in, with.out);
+            EXPECT_EQ(largest_block, 0u);
+            ASSERT_TRUE(status.ok()) << status.message;
+            ExpectSameBits(with.results, without.results);
+            EXPECT_EQ(std::count(memory.data(), data, std::byte{0xff}), kGuard + shift);
+            EXPECT_EQ(std::count(data + bytes, memory.data() + memory.size(), std::byte{0xff}), 2 * kGuard - shift);
+            EXPECT_LT(std::count(data, data + bytes, std::byte{0xff}), bytes);
+          }
+        }
+      }
+    }
+  }
+}
+
+// A thread of its own has kept nothing from another test's call.
+TEST(CallersWorkspace, IsInPlaceOfMemoryOfTheLibrarys) {
+  std::thread([] {
+    ThreadExecutor one(1);
+    Call call = Right(Rule::kKda);
+    call.options.executor = &one;
+    std::vector<std::byte> memory(static_cast<size_t>(BytesOf(call)));
+    Options with = call.options;
+    with.workspace = {memory.data(), static_cast<int64_t>(memory.size())};
+    Status status = Attend(with, call.in, call.out);  // the first of a process makes its lists of rules and targets
+    largest_block = 0;
+    status = Attend(with, call.in, call.out);
+    EXPECT_EQ(largest_block, 0u);
+    EXPECT_TRUE(status.ok()) << status.message;
+    status = Attend(call.options, call.in, call.out);
+    EXPECT_EQ(largest_block, memory.size() - 63);
+    EXPECT_TRUE(status.ok()) << status.message;
+  }).join();
+}
+
+TEST(CallersWorkspace, ThatIsTooSmallIsRefused) {
+  for (const RuleInfo& info : Rules()) {
+    for (const Form form : kForms) {
+      Call call = Right(info.rule);
+      call.options.form = form;
+      const int64_t needed = BytesOf(call);
+      std::vector<std::byte> memory(static_cast<size_t>(needed), std::byte{0x3a});
+      for (const int64_t bytes : {needed - 1, int64_t{1}, int64_t{0}}) {
+        call.options.workspace = {memory.data(), bytes};
+        ExpectRefused(call, StatusCode::kInvalidOption,
+                      "workspace has " + std::to_string(bytes) + " bytes and must have at least " + std::to_string(needed) +
+                          ", which WorkspaceBytes says of this call");
+      }
+      EXPECT_EQ(std::count(memory.begin(), memory.end(), std::byte{0x3a}), needed);
+    }
+  }
+}
+
+// Over the last or the first byte of every tensor, before it and after it.
+TEST(CallersWorkspace, MustBeApartFromEveryTensor) {
+  for (Call& call : EveryCall()) {
+    std::vector<std::byte> memory(static_cast<size_t>(BytesOf(call)));
+    ForEachTensor(call, [&](std::string_view name, auto& view) {
+      if (!view.given()) return;
+      const int64_t size = contract::Count(view) * contract::SizeOf(view.dtype);
+      // A copy of the tensor in memory that has room on both sides.
+      std::vector<std::byte> room(static_cast<size_t>(2 * memory.size() + size));
+      std::byte* copy = room.data() + memory.size();
+      std::memcpy(copy, view.data, static_cast<size_t>(size));
+      const auto was = view.data;
+      view.data = copy;
+      const auto bytes = static_cast<int64_t>(memory.size());
+      const std::string sentence = "workspace shares memory with " + std::string(name) + " and must be apart from it";
+      for (const int64_t at : {size - 1, 1 - bytes}) {
+        call.options.workspace = {copy + at, bytes};
+        ExpectRefused(call, StatusCode::kOverlap, sentence);
+      }
+      call.options.workspace = {copy, INT64_MAX};
+      const Status status = Attend(call.options, call.in, call.out);
+      EXPECT_EQ(status.code, StatusCode::kOverlap);
+      for (const int64_t at : {size, -bytes}) {
+        call.options.workspace = {copy + at, bytes};
+        ExpectOk(call);
+      }
+      call.options.workspace = {};
+      view.data = was;
+    });
+  }
+}
+
+// In a gap that a tensor's strides leave it is apart.
+TEST(CallersWorkspace, MayLieBetweenTheRowsOfATensor) {
+  Call plain = Right(Rule::kKda), call = Right(Rule::kKda);
+  ExpectOk(plain);
+  const int64_t bytes = BytesOf(call), row = 2 * 5 * 4, gap = bytes + 100 - bytes % 4;
+  std::vector<std::byte> memory(static_cast<size_t>(12 * (row + gap)));
+  call.out.out.data = memory.data();
+  call.out.out.strides = {6 * (row + gap) / 4, (row + gap) / 4, 5, 1};
+  call.options.workspace = {memory.data() + 3 * (row + gap) + row, bytes};
+  ExpectOk(call);
+  for (int64_t token = 0; token < 12; ++token)
+    EXPECT_EQ(std::memcmp(memory.data() + token * (row + gap), plain.results.out.bytes.data() + token * row, static_cast<size_t>(row)), 0);
+  call.options.workspace = {memory.data() + 3 * (row + gap) + row - 1, bytes};
+  const Status status = Attend(call.options, call.in, call.out);
+  EXPECT_EQ(status.message, "workspace shares memory with out and must be apart from it");
+}
+
+TEST(CallersWorkspace, IsNotNeededWhereThereIsNothingToCompute) {
+  Call call = Right(Rule::kLinear);
+  for (ConstTensor* t : {&call.in.q, &call.in.k, &call.in.v}) t->shape[1] = 0;
+  call.out.out.shape[1] = 0;
+  call.out.final_state = {};
+  EXPECT_EQ(BytesOf(call), 0);
+  std::byte none{};
+  call.options.workspace = {&none, 0};
+  ExpectOk(call);
+}
+
+// The query says what Attend says, whatever workspace the options have, and sets nothing where it refuses.
+TEST(CallersWorkspace, IsAskedForAsACallIsMade) {
+  for (const auto& refusals : {std::vector<Refusal>(std::begin(kOptionRefusals), std::end(kOptionRefusals)),
+                               std::vector<Refusal>(std::begin(kValueRefusals), std::end(kValueRefusals)),
+                               std::vector<Refusal>(std::begin(kTableRefusals), std::end(kTableRefusals))}) {
+    for (const Refusal& refusal : refusals) {
+      const Call call = refusal.spoiled();
+      int64_t bytes = -7;
+      const Status status = WorkspaceBytes(call.options, call.in, call.out, &bytes);
+      if (std::string_view(refusal.name).substr(0, 9) == "workspace") {
+        EXPECT_TRUE(status.ok()) << status.message;
+        EXPECT_GT(bytes, 0);
+      } else {
+        EXPECT_EQ(status.code, refusal.code);
+        EXPECT_EQ(status.message, refusal.sentence);
+        EXPECT_EQ(bytes, -7);
+      }
+    }
+  }
+}
+
+// Of more workers than memory there is: the most that can be said, and not had.
+TEST(CallersWorkspace, IsCountedWithoutOverflow) {
+  const int64_t tokens = int64_t{1} << 24;
+  Executes many(INT32_MAX, RunInOrder);
+  Call call;
+  const auto view = [&](auto& tensor, uintptr_t address, const std::array<int64_t, kMaxRank>& strides) {  // nothing here is read or written
+    tensor.data = reinterpret_cast<float*>(address);
+    SetShape(tensor, {1 << 12, tokens, 1 << 12, 1});
+    tensor.strides = strides;
+  };
+  view(call.in.q, 4096, {});
+  view(call.in.k, 8192, {});
+  view(call.in.v, 12288, {});
+  view(call.out.out, 16384, {tokens << 12, 1 << 12, 1, 1});
+  call.options.executor = &many;
+  call.options.form = Form::kChunkwise;
+  call.options.chunk = tokens;
+  EXPECT_EQ(BytesOf(call), kHuge);
+  const Status status = Attend(call.options, call.in, call.out);
+  EXPECT_EQ(status.code, StatusCode::kOutOfMemory) << status.message;
+}
+
+// ---- Executors --------------------------------------------------------------------------------------------------------------------------------
 
 TEST(Executors, ThatDoNothingOrThrowAreSaidSo) {
   Executes nothing(4, [](int64_t, const std::function<void(int64_t)>&) {});
@@ -819,8 +1023,6 @@ TEST(TargetVariable, IsTakenWhereNoOptionIsGiven) {
 }
 
 // ---- Nothing to compute -----------------------------------------------------------------------------------------------------------------------
-
-const Form kForms[] = {Form::kAutomatic, Form::kParallel, Form::kRecurrent, Form::kChunkwise};
 
 TEST(Empty, NoTokensNeedNoDataAndHandTheStateOn) {
   for (const RuleInfo& info : Rules()) {
@@ -1562,6 +1764,7 @@ TEST(Random, MutationsAreComputedOrRefusedAndNothingElseIsWritten) {
   const TargetVariable none(nullptr);
   std::map<StatusCode, int> counts;
   Mutations mutations(7);
+  std::vector<std::byte> work(1 << 20);
   for (int round = 0; round < 6000; ++round) {
     const RuleInfo& info = Rules()[static_cast<size_t>(round) % Rules().size()];
     RandomSpec spec = round % 2 == 0 ? Masked(info.rule) : Packed(info.rule);
@@ -1571,6 +1774,7 @@ TEST(Random, MutationsAreComputedOrRefusedAndNothingElseIsWritten) {
     spec.q_heads = round % 5 == 0 ? 4 : 2;
     Roomy call(spec);
     for (int64_t n = mutations.Draw(1, 3); n > 0; --n) mutations.Mutate(call);
+    if (mutations.Draw(0, 2) == 0) call.options.workspace = {work.data(), mutations.Draw(0, 3) > 0 ? static_cast<int64_t>(work.size()) : 63};
     const auto before = call.memory;
     const Status status = Attend(call.options, call.in, call.out);
     ++counts[status.code];
@@ -1610,6 +1814,10 @@ TEST(Random, MutationsAreComputedOrRefusedAndNothingElseIsWritten) {
 unsigned ControlWord() {
 #if defined(__SSE2__)
   return _mm_getcsr() & 0xFFC0u;
+#elif defined(__aarch64__)
+  uint64_t word;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(word));
+  return static_cast<unsigned>(word);
 #else
   return static_cast<unsigned>(std::fegetround());
 #endif
@@ -1663,6 +1871,11 @@ TEST_P(FloatingPoint, RoundingChangesNoBitAndStays) {
 #if defined(__SSE2__)
 TEST_P(FloatingPoint, FlushingChangesNoBitAndStays) {
   Check("flush to zero, denormals are zero", [] { _mm_setcsr(_mm_getcsr() | 0x8040u); });
+}
+#elif defined(__aarch64__)
+TEST_P(FloatingPoint, FlushingChangesNoBitAndStays) {
+  Check("flush to zero", [] { __asm__ volatile("msr fpcr, %0" : : "r"(uint64_t{1} << 24)); });
+  Check("NaN is the default one", [] { __asm__ volatile("msr fpcr, %0" : : "r"(uint64_t{1} << 25)); });
 }
 #endif
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing. Usage: tools/setup.sh GROUP...   Groups: build test ci
+# Installs the Debian packages that are missing. Usage: tools/setup.sh GROUP...   Groups: build test ci aarch64
 # Asks dpkg first, so that a machine that has everything needs neither root nor the network.
 set -euo pipefail
 
@@ -7,6 +7,7 @@ declare -A packages=(
   [build]="g++ cmake ninja-build pkg-config libhwy-dev libtbb-dev libcli11-dev nlohmann-json3-dev libfmt-dev libzip-dev"
   [test]="libgtest-dev python3"
   [ci]="clang libclang-rt-dev clang-format"
+  [aarch64]="g++-aarch64-linux-gnu qemu-user libhwy-dev:arm64 libtbb-dev:arm64 libfmt-dev:arm64 libzip-dev:arm64 libgtest-dev:arm64"
 )
 
 wanted=()
@@ -33,14 +34,21 @@ if ((${#missing[@]} == 0)); then
   exit 0
 fi
 
+# A package of another architecture is only found where dpkg has been told of that architecture.
+new=""
+for name in "${missing[@]}"; do
+  if [[ $name == *:* ]] && ! { dpkg --print-architecture && dpkg --print-foreign-architectures; } | grep -x "${name#*:}" >/dev/null; then new=${name#*:}; fi
+done
+
 as_root=()
 if ((EUID != 0)); then
   if ! command -v sudo >/dev/null; then
-    echo "setup: not root and no sudo. As root, run: apt-get install ${missing[*]}" >&2
+    echo "setup: not root and no sudo. As root, run: ${new:+dpkg --add-architecture $new && apt-get update && }apt-get install ${missing[*]}" >&2
     exit 1
   fi
   as_root=(sudo)
 fi
 echo "setup: installing ${missing[*]}"
+[[ -z "$new" ]] || "${as_root[@]}" dpkg --add-architecture "$new"
 "${as_root[@]}" apt-get -qq update
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "${missing[@]}" >/dev/null

@@ -35,9 +35,9 @@ enum class StatusCode : int {
   kUnexpectedInput,  // a tensor was given that the rule would ignore
   kShape,            // a tensor's rank or sizes are not those of the layout
   kDtype,            // a tensor's dtype is not one the call takes, or differs from that of q
-  kNullData,         // a tensor that has elements has no data
+  kNullData,         // a tensor that has elements, or a workspace that has bytes, has no data
   kValue,            // a number that can't be one: a positive log_decay, offsets that don't increase
-  kOverlap,          // an output shares memory with an input or with itself
+  kOverlap,          // an output shares memory with an input or with itself, or the workspace with either
   kTableLimit,       // the parallel form would need more than Options::table_limit bytes for its tables
   kOutOfMemory,      // an allocation failed
   kInternal,         // a fault of the library or of the caller's executor
@@ -179,6 +179,12 @@ class Executor {
   virtual void ParallelFor(int64_t count, const std::function<void(int64_t)>& body) = 0;
 };
 
+// Memory for a call to work in, at any address. What is in it before does not matter, and what is in it after means nothing.
+struct Workspace {
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
 struct Options {
   Rule rule = Rule::kLinear;
   Form form = Form::kAutomatic;
@@ -192,6 +198,7 @@ struct Options {
   int threads = 0;                  // at most so many at once; 0: all that the executor has
   Executor* executor = nullptr;     // not owned; nullptr: oneTBB
   std::string_view target = {};     // "AVX2", "AVX3", "NEON" ... as Targets() names them, in any case; empty: $TERCET_TARGET, else the best
+  Workspace workspace = {};         // at least WorkspaceBytes, apart from every tensor; not given: memory of the calling thread's own
 };
 
 // B batch, T tokens, H heads, K key_dim, V value_dim.
@@ -261,9 +268,25 @@ struct Gradients {
 // Computes the layer. NaN and inf in q, k, v, remove, write, bonus and the initial state are data: they reach what the formula carries them to, and
 // nothing else. Numbers below the normal range of f32 (f64 for f64) are taken as zero inside the call; the caller's floating-point mode is put back.
 // The same call gives the same bits for any number of threads. Memory beyond inputs and outputs: recurrent and chunkwise a chunk and a state
-// a thread, or up to eight states that together take at most 512 KiB; parallel a table of T x T for every head in flight. The calling thread keeps it
-// for its next call if it is at most 8 MiB.
+// a thread, or up to eight states that together take at most 512 KiB; parallel a table of T x T for every head in flight. It is Options::workspace,
+// or else the calling thread's own, kept for its next call if it is at most 8 MiB. Nothing else is asked of the system, but for what the executor
+// asks and for lists that the first call of a process makes.
 [[nodiscard]] TERCET_API Status Attend(const Options& options, const Inputs& inputs, const Outputs& outputs);
+
+// How many bytes of workspace that call needs, for data at any address: 0 where there is nothing to compute. It refuses what Attend refuses, but for
+// Options::workspace, which it does not look at. The answer holds for the same options, views and offsets, and for as long as the executor has as
+// many threads.
+[[nodiscard]] TERCET_API Status WorkspaceBytes(const Options& options, const Inputs& inputs, const Outputs& outputs, int64_t* bytes);
+
+// Computes gradients, in the recurrent or the chunkwise form (a chunk of 64 where none is given): backward over the chunks, from states that are
+// computed again, forward, from the inputs. Nothing of the forward call is needed. NaN and inf are data, as in Attend; with finite inputs and given
+// gradients there are none but where the numbers overflow. The same call gives the same bits for any number of threads. Memory beyond inputs and
+// gradients: for every head in flight one state a chunk (chunks shorter than 16 tokens: one every 16, and 16 more), and a chunk a thread.
+[[nodiscard]] TERCET_API Status AttendGradient(const Options& options, const Inputs& inputs, const OutputGradients& given, const Gradients& wanted);
+
+// The workspace of that call, as WorkspaceBytes says it of Attend's.
+[[nodiscard]] TERCET_API Status GradientWorkspaceBytes(const Options& options, const Inputs& inputs, const OutputGradients& given,
+                                                       const Gradients& wanted, int64_t* bytes);
 
 // ---- The machine --------------------------------------------------------------------------------------------------------------------------
 

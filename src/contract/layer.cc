@@ -161,6 +161,10 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
     return Refuse(StatusCode::kInvalidOption, "threads is " + Text(int64_t{options.threads}) + " and must be at least 1, or 0 for all");
   if (options.table_limit < 0)
     return Refuse(StatusCode::kInvalidOption, "table_limit is " + Text(options.table_limit) + " and must be at least 0 bytes");
+  if (options.workspace.bytes < 0)
+    return Refuse(StatusCode::kInvalidOption, "workspace has " + Text(options.workspace.bytes) + " bytes and must have at least 0");
+  if (options.workspace.data == nullptr && options.workspace.bytes > 0)
+    return Refuse(StatusCode::kNullData, "workspace has no data and must point to its " + Text(options.workspace.bytes) + " bytes");
 
   // Which tensors.
   const Outputs none;
@@ -292,6 +296,11 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
                                                 (own ? " and must be the same view of it, or apart from it" : " and must be apart from it"));
     }
   }
+  // More bytes than an address space has are clipped, so that no sum of them overflows.
+  const ConstTensor workspace = View(static_cast<const uint8_t*>(options.workspace.data), {std::min(options.workspace.bytes, kMostElements)});
+  for (const Named& one : given)
+    if (one.tensor->given() && MayOverlap(workspace, *one.tensor))
+      return Refuse(StatusCode::kOverlap, "workspace shares memory with " + std::string(one.name) + " and must be apart from it");
 
   if (options.check_values) {
     if (Status status = CheckGates(l); !status.ok()) return status;

@@ -83,6 +83,17 @@ double ReadDouble(const ConstTensor& t, int64_t offset) {
   }
 }
 
+void WriteDouble(const Tensor& t, int64_t offset, double x) {
+  const auto write = [&](auto value) {
+    std::memcpy(static_cast<char*>(t.data) + offset * static_cast<int64_t>(sizeof(value)), &value, sizeof(value));
+  };
+  const auto narrow = static_cast<float>(x);
+  if (t.dtype == Dtype::kF64) write(x);
+  if (t.dtype == Dtype::kF32) write(narrow);
+  if (t.dtype == Dtype::kBF16) write(Narrow<BFloat16>(narrow));
+  if (t.dtype == Dtype::kF16) write(Narrow<Float16>(narrow));
+}
+
 int64_t ReadInteger(const ConstTensor& t, int64_t offset) {
   switch (t.dtype) {
     case Dtype::kI32:

@@ -35,6 +35,8 @@ inline int64_t Offset(const ConstTensor& t, int64_t i = 0, int64_t j = 0, int64_
 // Element `offset` as a double (bool: 0 or 1) and as an integer.
 double ReadDouble(const ConstTensor& t, int64_t offset);
 int64_t ReadInteger(const ConstTensor& t, int64_t offset);
+// Element `offset` of a floating tensor = x, rounded to nearest even; bf16 and f16 by way of f32.
+void WriteDouble(const Tensor& t, int64_t offset, double x);
 
 // The number of elements, or -1 if that does not fit in 63 bits.
 int64_t Count(const ConstTensor& t);

@@ -417,7 +417,7 @@ class Chunkwise {
   int64_t ColumnOffset(int64_t j) const { return j / panel_ * panel_ * span_.K + j % panel_; }
 
   S span_;
-  forms::Tokens<T> walk_;
+  forms::Tokens walk_;
   const int64_t panel_, panels_;  // value columns side by side, and how many such panels
   int64_t table_row_;
   T* v_;                        // [panels][n][Panel]: values, then what is written

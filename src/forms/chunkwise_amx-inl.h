@@ -953,7 +953,7 @@ class ChunkwiseAmx {
 
   const Job& job_;
   const contract::Layer& layer_;
-  forms::Tokens<float> walk_;
+  forms::Tokens walk_;
   const int64_t K_, depth_, row_;  // key channels; tiles of 32 of them; the channels of these
   const int64_t queries_;          // output heads that read this state
   const int64_t columns_, v_row_;  // tiles of value columns, and the columns of these

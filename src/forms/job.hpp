@@ -35,6 +35,23 @@ struct Engine {
   int64_t panel[2] = {};                  // value columns that are worked on side by side: jobs are cut at multiples of it
 };
 
+// What a gradient's engine is handed: heads that share no head of any input with another job's, and all their value columns. `span` is the chunk.
+struct GradientJob : Job {
+  const contract::GradientLayer* gradient = nullptr;  // `layer` is the same
+  int64_t longest = 0;                                // tokens of the longest sequence
+  // What is summed over tokens: [sequences][state heads][SumsOf(layer)], the gradient of the scale, then of log_decay [H] or of the bonus. A job
+  // writes those of its heads.
+  double* sums = nullptr;
+};
+inline int64_t SumsOf(const contract::Layer& layer) { return 2 + (layer.in.bonus.given() ? layer.key_dim : 0); }
+
+struct GradientEngine {
+  using Run = void (*)(const GradientJob&);
+  using Bytes = int64_t (*)(const GradientJob&);
+  Run run[2][Engine::kMaxRules] = {};
+  Bytes bytes[2][Engine::kMaxRules] = {};
+};
+
 // Hands out pieces of a workspace. Without one it only counts, so that the same code says how much is needed.
 class Arena {
  public:
@@ -61,15 +78,18 @@ inline int64_t HeadOf(const ConstTensor& t, int axis, int64_t head, int64_t stat
   return contract::GroupedHead(head, t.shape[axis], state_heads);
 }
 
-// Walks the valid tokens of a job's sequence in order. Rows of `out` that belong to tokens passed over are set to zero on the way.
-template <class T>
+// Walks the valid tokens of a job's sequence in order. Rows of `out`, where there is one, that belong to tokens passed over are set to zero on the
+// way.
 class Tokens {
  public:
   explicit Tokens(const Job& job) : job_(job), at_(contract::SequenceAt(*job.layer, job.sequence)) {}
 
   int64_t batch() const { return at_.batch; }
+  int64_t begin() const { return at_.begin; }  // of the tokens left
   int64_t end() const { return at_.end; }
   int64_t length() const { return at_.end - at_.begin; }  // tokens left
+  // Goes on, or back, to a token of the sequence.
+  void Seek(int64_t token) { at_.begin = token; }
   // Whether the next token is valid.
   bool Valid() const {
     const ConstTensor& valid = job_.layer->in.valid;
@@ -91,6 +111,7 @@ class Tokens {
  private:
   void ClearRow(int64_t token) {
     const Tensor& out = job_.layer->out.out;
+    if (!out.given()) return;
     const int64_t queries = job_.layer->queries_per_state(), size = contract::SizeOf(out.dtype);
     for (int64_t g = 0; g < queries; ++g)
       for (int64_t c = 0; c < job_.columns; ++c)

@@ -855,7 +855,7 @@ class Passes {
   T power_ = 1;  // kPerHead: F(kTokens, 0)
   const Room& room_;
   S span_;
-  forms::Tokens<T> walk_;
+  forms::Tokens walk_;
   const int64_t vectors_, width_;  // of value columns; width_ in numbers
   int64_t blocks_ = 0;             // of the span
   Rows<T> v_;

@@ -105,7 +105,7 @@ struct Span {
   }
 
   // Takes the next valid tokens, but for their queries and values. False at the end of the sequence.
-  bool Next(forms::Tokens<T>& walk) {
+  bool Next(forms::Tokens& walk) {
     n = walk.Next(capacity, tokens);
     if (n == 0) return false;
     const int64_t batch = walk.batch();
@@ -153,6 +153,24 @@ struct Span {
     if (t.given() && job.column == 0) StoreRow(t, contract::Offset(t, job.sequence, job.head), t.strides[2], K, z);
   }
 
+  // A row of features, in place.
+  void MapFeatures(T* x) const {
+    switch (layer.feature_map) {
+      case FeatureMap::kIdentity:
+        return;
+      case FeatureMap::kEluPlusOne:
+        EluPlusOneRow(row, x);
+        break;
+      case FeatureMap::kRelu:
+        ReluRow(row, x);
+        break;
+      case FeatureMap::kL2Norm:
+        L2NormRow(K, static_cast<T>(layer.eps), x);
+        break;
+    }
+    ClearPad(x);
+  }
+
  private:
   void ClearPad(T* at) const {
     for (int64_t c = K; c < row; ++c) at[c] = 0;
@@ -186,23 +204,6 @@ struct Span {
     const int64_t head = HeadOf(t, 2, job.head, layer.state_heads);
     for (int64_t i = 0; i < n; ++i) to[i] = LoadOne<T>(t, contract::Offset(t, batch, tokens[i], head));
     for (int64_t i = n; i < RoundUp(n, Lanes<T>()) && i < capacity; ++i) to[i] = 0;
-  }
-
-  void MapFeatures(T* x) const {
-    switch (layer.feature_map) {
-      case FeatureMap::kIdentity:
-        return;
-      case FeatureMap::kEluPlusOne:
-        EluPlusOneRow(row, x);
-        break;
-      case FeatureMap::kRelu:
-        ReluRow(row, x);
-        break;
-      case FeatureMap::kL2Norm:
-        L2NormRow(K, static_cast<T>(layer.eps), x);
-        break;
-    }
-    ClearPad(x);
   }
 };
 

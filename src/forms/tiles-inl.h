@@ -256,8 +256,7 @@ HWY_NOINLINE void RowsMultiplyAdd(int64_t rows, int64_t depth, Left<T> a, const 
 
 // c += a b for one panel b [depth][Panel<T>()], or rows b_row apart, of which `vectors` vectors are wanted.
 template <class T>
-HWY_INLINE void MultiplyAdd(int vectors, int64_t rows, int64_t depth, const Left<T>& a, const T* b, T* c, int64_t c_row,
-                            int64_t b_row = Panel<T>()) {
+HWY_INLINE void MultiplyAdd(int vectors, int64_t rows, int64_t depth, const Left<T>& a, const T* b, T* c, int64_t c_row, int64_t b_row = Panel<T>()) {
   if (vectors == 1) return RowsMultiplyAdd<1>(rows, depth, a, b, b_row, c, c_row);
   if constexpr (kPanelVectors == 4) {
     if (vectors == 3) return RowsMultiplyAdd<3>(rows, depth, a, b, b_row, c, c_row);

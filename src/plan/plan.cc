@@ -27,8 +27,14 @@ std::string Digits(double bytes) {
 
 }  // namespace
 
-forms::Job Plan::JobAt(const contract::Layer& layer, int64_t i) const {
+int64_t Plan::Memory() const {
+  int64_t all = 0;
+  return __builtin_mul_overflow(bytes, workers, &all) ? INT64_MAX / forms::Arena::kAlignment * forms::Arena::kAlignment : all;
+}
+
+forms::Job Plan::JobAt(const contract::Layer& layer, int64_t i, std::byte* memory, int64_t worker) const {
   forms::Job job;
+  if (memory != nullptr) job.workspace = memory + worker * bytes;
   job.layer = &layer;
   job.span = span;
   job.block = block;
@@ -101,7 +107,11 @@ Status Make(const Options& options, const contract::Layer& layer, const targets:
             "the call takes " + std::to_string(plan->span) + " tokens at a time with key_dim " + std::to_string(layer.key_dim) + " and value_dim " +
                 std::to_string(layer.value_dim) +
                 ", and these must be so small that the tables of them are at most 2^50 numbers; a smaller chunk takes fewer tokens at a time"};
-  if (plan->jobs > 0) plan->bytes = plan->engine->bytes[f64][static_cast<size_t>(layer.rule)](plan->JobAt(layer, 0));
+  if (plan->jobs > 0) {
+    constexpr int64_t kLine = forms::Arena::kAlignment;
+    const int64_t bytes = plan->engine->bytes[f64][static_cast<size_t>(layer.rule)](plan->JobAt(layer, 0));
+    plan->bytes = (bytes + kLine - 1) / kLine * kLine + kLine;
+  }
   return {};
 }
 

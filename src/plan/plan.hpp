@@ -2,6 +2,7 @@
 #ifndef TERCET_SRC_PLAN_PLAN_HPP_
 #define TERCET_SRC_PLAN_PLAN_HPP_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "src/contract/layer.hpp"
@@ -19,9 +20,12 @@ struct Plan {
   int64_t cuts = 1;     // jobs a head
   int64_t jobs = 0;     // sequences * groups of heads * cuts
   int64_t workers = 1;  // jobs at once, each with a workspace of its own
-  int64_t bytes = 0;    // of a workspace
+  int64_t bytes = 0;    // of a workspace, and a line that keeps it from the next
 
-  forms::Job JobAt(const contract::Layer& layer, int64_t i) const;
+  // Of all the workspaces side by side: a multiple of a line, the largest there is where they are more than can be counted.
+  int64_t Memory() const;
+  // Job i, for a worker whose workspace is in `memory`.
+  forms::Job JobAt(const contract::Layer& layer, int64_t i, std::byte* memory = nullptr, int64_t worker = 0) const;
 };
 
 // The chunk that Options::chunk = 0 stands for.

@@ -31,6 +31,18 @@ void AddTo(forms::Engine& engine) {
   });
 }
 
+// The same in an engine of gradients.
+template <template <class R, class T> class Form, class List>
+void AddTo(forms::GradientEngine& engine) {
+  List::ForEach([&]<class R>(R) {
+    constexpr auto kRule = static_cast<size_t>(R::kRule);
+    engine.run[0][kRule] = &Form<R, float>::Run;
+    engine.run[1][kRule] = &Form<R, double>::Run;
+    engine.bytes[0][kRule] = &Form<R, float>::Bytes;
+    engine.bytes[1][kRule] = &Form<R, double>::Bytes;
+  });
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace tercet
 HWY_AFTER_NAMESPACE();

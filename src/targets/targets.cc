@@ -28,7 +28,8 @@ void AddFrom(int64_t supported, std::vector<Target>& list) {
   if constexpr (kBit < 63) {
     constexpr int64_t kTarget = int64_t{1} << kBit;
     if constexpr ((HWY_TARGETS & kTarget) != 0) {
-      if ((supported & kTarget) != 0) list.push_back({hwy::TargetName(kTarget), &RecurrentEngine<kTarget>(), &ChunkwiseEngine<kTarget>()});
+      if ((supported & kTarget) != 0)
+        list.push_back({hwy::TargetName(kTarget), &RecurrentEngine<kTarget>(), &ChunkwiseEngine<kTarget>(), &GradientEngineOf<kTarget>()});
     }
     AddFrom<kBit + 1>(supported, list);
   }

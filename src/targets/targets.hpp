@@ -19,6 +19,20 @@ void AddRecurrentAdding(forms::Engine& engine);
 template <int64_t kTarget>
 void AddRecurrentReading(forms::Engine& engine);
 template <int64_t kTarget>
+void AddGradientAdding(forms::GradientEngine& engine);
+template <int64_t kTarget>
+void AddGradientReading(forms::GradientEngine& engine);
+template <int64_t kTarget>
+const forms::GradientEngine& GradientEngineOf() {
+  static const forms::GradientEngine engine = [] {
+    forms::GradientEngine both;
+    AddGradientAdding<kTarget>(both);
+    AddGradientReading<kTarget>(both);
+    return both;
+  }();
+  return engine;
+}
+template <int64_t kTarget>
 const forms::Engine& RecurrentEngine() {
   static const forms::Engine engine = [] {
     forms::Engine both;
@@ -33,6 +47,7 @@ struct Target {
   std::string_view name;
   const forms::Engine* recurrent;
   const forms::Engine* chunkwise;  // the parallel form too
+  const forms::GradientEngine* gradient;
 };
 
 // The best one of all, or nothing where this build, machine or kernel has none.

@@ -1,0 +1,951 @@
+// The gradients of the chunkwise form; with chunks of one token, of the recurrent form.
+//
+// A chunk of n tokens begins at state S0 and ends at S. In the letters of the chunkwise form it has readers, rows x_i that see the state and what
+// tokens before i wrote, each with the gradient y_i of what it read; and writers, rows s_j that carry z_j into the state:
+//
+//   readers   D q (q where the read comes first) with y = dO; delta: D k with y = -beta dU; rank one: remove with y = dP
+//   writers   k with z = V (delta: U = beta (V - P)); rank one: also write with z = P
+//
+// With Fx(i, j) the product of D_l over j < l < i, the score P_ij = sum_c x_ic s_jc Fx(i, j)_c and G_ij = y_i z_j for j < i,
+//
+//   dz_j = sum over i of P_ij y_i + (s_j F(n, j)) dS          dx_i = Fx(i, 0) (S0 y_i) + sum over j of G_ij Fx(i, j) s_j
+//   dS0  = F(n, 0) dS + sum over i of (x_i Fx(i, 0)) y_i'     ds_j = F(n, j) (dS z_j) + sum over i of G_ij Fx(i, j) x_i
+//
+// so dU and dP are a triangular system solved from the last token back. What token i reads of its own write is added apart.
+//
+// The pairs (i, j) are taken by halves: a block of 2h tokens is the pairs between its halves, and two blocks of h. Between the halves every factor
+// is anchored at the middle, Fx(i, j) = Fx(i, middle) F(middle, j), products of factors in [0, 1], and the sums are products of matrices.
+//
+// The gradient of token t's log decay is the sum of x_ic s_jc Fx(i, j)_c G_ij over all j < t < i, S0 and dS among them as a writer before the chunk
+// and a reader behind it. Of the pairs between two halves those with t in the first are all i and the j < t, and those with t in the second all j and
+// the i > t: running sums of s_j ds_j and of x_i dx_i over the pairs of that block. Nothing is subtracted, so that a decay of next to nothing has the
+// gradient of next to nothing which it should have; the difference of the running sums of q dq and k dk, which is shorter, leaves their rounding.
+//
+// Forward over the chunks keeps a state a chunk (shorter chunks: one every kSegment tokens), then backward from the last.
+#include <cmath>
+#include <cstdint>
+
+#include "src/forms/job.hpp"
+#include "src/forms/span-inl.h"
+#include "src/forms/tiles-inl.h"
+
+#if defined(TERCET_SRC_FORMS_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERCET_SRC_FORMS_GRADIENT_INL_H_
+#undef TERCET_SRC_FORMS_GRADIENT_INL_H_
+#else
+#define TERCET_SRC_FORMS_GRADIENT_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tercet {
+namespace HWY_NAMESPACE {
+
+using forms::GradientJob;
+
+// Forward substitution, c_i += sum over j < i of table(i, j) b_j, with b_i = factor_i c_i as soon as c_i is there; without factors b is c.
+template <class T>
+HWY_NOINLINE void SolveLower(int vectors, int64_t rows, const T* table, int64_t table_row, const T* factor, T* c, T* b) {
+  const Tag<T> d;
+  const int64_t lanes = Lanes<T>(), panel = Panel<T>();
+  for (int64_t begin = 0; begin < rows; begin += kTileRows) {
+    const int64_t end = begin + kTileRows < rows ? begin + kTileRows : rows;
+    MultiplyAdd(vectors, end - begin, begin, Left<T>{table + begin * table_row, table_row, 1}, b, c + begin * panel, panel);
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t at = 0; at < vectors * lanes; at += lanes) {
+        auto sum = hn::Load(d, c + i * panel + at);
+        for (int64_t j = begin; j < i; ++j) sum = hn::MulAdd(hn::Set(d, table[i * table_row + j]), hn::Load(d, b + j * panel + at), sum);
+        hn::Store(sum, d, c + i * panel + at);
+        if (factor != nullptr) hn::Store(hn::Mul(sum, hn::Set(d, factor[i])), d, b + i * panel + at);
+      }
+    }
+  }
+}
+
+// The same from the last row back, c_j += sum over i > j (i >= j with the diagonal) of table(i, j) b_i: with b = c or factors, back substitution.
+template <class T>
+HWY_NOINLINE void SolveUpper(int vectors, int64_t rows, bool diagonal, const T* table, int64_t table_row, const T* factor, T* c, T* b) {
+  const Tag<T> d;
+  const int64_t lanes = Lanes<T>(), panel = Panel<T>();
+  for (int64_t end = rows; end > 0; end -= end < kTileRows ? end : kTileRows) {
+    const int64_t begin = end < kTileRows ? 0 : end - kTileRows;
+    MultiplyAdd(vectors, end - begin, rows - end, Left<T>{table + end * table_row + begin, 1, table_row}, b + end * panel, c + begin * panel, panel);
+    for (int64_t j = end - 1; j >= begin; --j) {
+      for (int64_t at = 0; at < vectors * lanes; at += lanes) {
+        auto sum = hn::Load(d, c + j * panel + at);
+        for (int64_t i = j + (diagonal ? 0 : 1); i < end; ++i)
+          sum = hn::MulAdd(hn::Set(d, table[i * table_row + j]), hn::Load(d, b + i * panel + at), sum);
+        hn::Store(sum, d, c + j * panel + at);
+        if (factor != nullptr) hn::Store(hn::Mul(sum, hn::Set(d, factor[j])), d, b + j * panel + at);
+      }
+    }
+  }
+}
+
+template <class R, class T>
+class Gradient {
+  using S = Span<R, T>;
+  static constexpr bool kDecays = R::kDecay != Decay::kNone;
+  static constexpr int kWriters = S::kRankOne ? 2 : 1;
+  // Tokens between two states that are kept where chunks are shorter.
+  static constexpr int64_t kSegment = 16;
+  // Half blocks up to this take their scores pair by pair.
+  static constexpr int64_t kPairs = 4;
+
+ public:
+  static int64_t Bytes(const GradientJob& job) {
+    Arena arena(nullptr);
+    const Gradient counted(job, arena);
+    return arena.used();
+  }
+  static void Run(const GradientJob& job) {
+    Arena arena(job.workspace);
+    Gradient gradient(job, arena);
+    gradient.Walk();
+  }
+
+ private:
+  Gradient(const GradientJob& job, Arena& arena)
+      : given_(job.gradient->given),
+        wanted_(job.gradient->wanted),
+        sums_(job.sums),
+        first_head_(job.head),
+        heads_(job.heads),
+        job_(OneHead(job)),
+        span_(job_, arena, false),
+        walk_(job_),
+        n_(job.span),
+        row_(span_.row),
+        panel_(Panel<T>()),
+        panels_((span_.layer.value_dim + panel_ - 1) / panel_),
+        table_row_(RoundUp(n_, panel_) + Lanes<T>()),
+        chunks_a_segment_(n_ < kSegment ? kSegment / n_ : 1),
+        segments_((job.longest + n_ * chunks_a_segment_ - 1) / (n_ * chunks_a_segment_)),
+        state_size_(panels_ * span_.K * panel_),
+        kept_size_(state_size_ + row_) {
+    const int64_t rows = n_ * row_, values = panels_ * n_ * panel_, columns = RoundUp(n_, panel_) * span_.layer.value_dim;
+    kept_ = arena.Take<T>(heads_ * (segments_ > 0 ? segments_ : 1) * kept_size_);
+    history_ = arena.Take<T>(chunks_a_segment_ > 1 ? heads_ * chunks_a_segment_ * kept_size_ : 0);
+    work_ = arena.Take<T>(chunks_a_segment_ > 1 ? kept_size_ : 0);
+    d_state_ = arena.Take<T>(heads_ * kept_size_);
+    starts_ = arena.Take<int64_t>((job.longest + n_ - 1) / n_ + 1);
+    decays_ = arena.Take<T>(S::kPerToken ? rows : 0);
+    whole_ = arena.Take<T>(row_);
+    q_ = arena.Take<T>(rows);
+    x_ = arena.Take<T>(rows);
+    r_ = arena.Take<T>(S::kReads ? rows : 0);
+    faded_readers_ = arena.Take<T>(kDecays ? rows : 0);
+    reader_fades_ = arena.Take<T>(kDecays ? rows : 0);
+    writer_fades_ = arena.Take<T>(kDecays ? rows : 0);
+    d_x_ = arena.Take<T>(rows);
+    d_faded_ = arena.Take<T>(rows);
+    d_log_ = arena.Take<T>(kDecays ? rows : 0);
+    for (int b = 0; b < kWriters; ++b) {
+      faded_writers_[b] = arena.Take<T>(kDecays ? rows : 0);
+      d_writers_[b] = arena.Take<T>(rows);
+      z_[b] = arena.Take<T>(values);
+      d_z_[b] = arena.Take<T>(values);
+      z_columns_[b] = arena.Take<T>(columns);
+      solve_[b] = arena.Take<T>(S::kReads ? n_ * table_row_ : 0);
+      scores_[b] = arena.Take<T>(n_ * table_row_);
+      products_[b] = arena.Take<T>(n_ * table_row_);
+    }
+    y_ = arena.Take<T>(values);
+    y_columns_ = arena.Take<T>(columns);
+    residue_ = arena.Take<T>(S::kDelta ? values : 0);
+    out_ = arena.Take<T>(span_.layer.normalize ? values : 0);
+    d_denominators_ = arena.Take<T>(span_.layer.normalize ? n_ : 0);
+    columns_ = arena.Take<T>(RoundUp(n_, panel_) * span_.K);
+    turned_ = arena.Take<T>(span_.K * panel_);
+    beta_sums_ = arena.Take<T>(RoundUp(n_, Lanes<T>()));
+    one_row_ = arena.Take<T>(RoundUp(span_.K > span_.layer.value_dim ? span_.K : span_.layer.value_dim, Lanes<T>()));
+    const Inputs& in = span_.layer.in;
+    const auto room = [&](const ConstTensor& t, int64_t readers, int64_t size) {
+      return arena.Take<T>(t.given() && t.rank > 2 && t.shape[2] != readers ? size : 0);
+    };
+    shared_q_ = room(in.q, span_.layer.out_heads, rows);
+    shared_k_ = room(in.k, span_.layer.state_heads, rows);
+    shared_v_ = room(in.v, span_.layer.state_heads, values);
+    shared_log_ = room(in.log_decay, span_.layer.state_heads, rows);
+    shared_beta_ = room(in.beta, span_.layer.state_heads, RoundUp(n_, Lanes<T>()));
+    shared_remove_ = room(in.remove, span_.layer.state_heads, rows);
+    shared_write_ = room(in.write, span_.layer.state_heads, rows);
+  }
+  static Job OneHead(Job job) {
+    job.heads = 1;
+    return job;
+  }
+
+  // ---- The walk -----------------------------------------------------------------------------------------------------------------------------------
+
+  void Walk() {
+    const int64_t begin = walk_.begin();
+    ClearWhatIsNotValid(begin);
+    for (int64_t h = 0; h < heads_; ++h) {
+      TakeHead(h);
+      for (int64_t i = 0; i < forms::SumsOf(span_.layer); ++i) Sums()[i] = 0;
+      Forward(h, begin);
+      LoadState(given_.final_state, given_.final_key_sum, DState(h));
+    }
+    for (int64_t segment = (chunks_ + chunks_a_segment_ - 1) / chunks_a_segment_ - 1; segment >= 0; --segment) {
+      const int64_t first = segment * chunks_a_segment_;
+      const int64_t last = first + chunks_a_segment_ < chunks_ ? first + chunks_a_segment_ : chunks_;
+      for (int64_t h = 0; h < heads_ && chunks_a_segment_ > 1; ++h) {
+        TakeHead(h);
+        Copy(kept_size_, Kept(h, segment), History(h, 0));
+        for (int64_t c = first; c + 1 < last; ++c) {
+          TakeChunk(c);
+          Solve(History(h, c - first));
+          Advance(History(h, c - first), History(h, c - first + 1));
+        }
+      }
+      for (int64_t c = last - 1; c >= first; --c) {
+        for (int64_t h = 0; h < heads_; ++h) {
+          TakeHead(h);
+          TakeChunk(c);
+          Backward(chunks_a_segment_ > 1 ? History(h, c - first) : Kept(h, segment), DState(h));
+        }
+      }
+    }
+    for (int64_t h = 0; h < heads_; ++h) {
+      TakeHead(h);
+      StoreState(DState(h));
+    }
+  }
+
+  T* Kept(int64_t h, int64_t segment) const { return kept_ + (h * segments_ + segment) * kept_size_; }
+  T* History(int64_t h, int64_t c) const { return history_ + (h * chunks_a_segment_ + c) * kept_size_; }
+  T* DState(int64_t h) const { return d_state_ + h * kept_size_; }
+  double* Sums() const { return sums_ + (job_.sequence * span_.layer.state_heads + job_.head) * forms::SumsOf(span_.layer); }
+
+  // The states of a head, and where its chunks begin.
+  void Forward(int64_t h, int64_t begin) {
+    const Inputs& in = span_.layer.in;
+    walk_.Seek(begin);
+    LoadState(in.initial_state, in.initial_key_sum, Kept(h, 0));
+    const T* from = Kept(h, 0);
+    for (chunks_ = 0;; ++chunks_) {
+      starts_[chunks_] = walk_.begin();
+      if (!TakeNext()) return;
+      if (walk_.length() == 0) {
+        ++chunks_;
+        return;
+      }
+      const int64_t after = chunks_ + 1;
+      T* to = after % chunks_a_segment_ == 0 ? Kept(h, after / chunks_a_segment_) : work_;
+      Solve(from);
+      Advance(from, to);
+      from = to;
+    }
+  }
+
+  void TakeHead(int64_t h) {
+    if (job_.head == first_head_ + h && packed_) return;
+    job_.head = first_head_ + h;
+    span_.PackHead();
+    packed_ = true;
+  }
+  void TakeChunk(int64_t c) {
+    walk_.Seek(starts_[c]);
+    TakeNext();
+  }
+  // The next tokens: keys and gates by the span, values in panels, a row of factors each.
+  bool TakeNext() {
+    if (!span_.Next(walk_)) return false;
+    const ConstTensor& v = span_.layer.in.v;
+    PackPanels(v, HeadOf(v, 2, job_.head, span_.layer.state_heads), z_[0]);
+    if constexpr (S::kPerToken) {
+      for (int64_t i = 0; i < span_.n; ++i) Fill(row_, span_.D[i], decays_ + i * row_);
+    }
+    return true;
+  }
+  const T* Decays() const { return S::kPerToken ? decays_ : span_.D; }
+  const T* Writer(int b) const { return b == 0 ? span_.k_room : span_.w_room; }
+
+  // ---- Forward ------------------------------------------------------------------------------------------------------------------------------------
+
+  // What the chunk writes: delta: V becomes U, and `residue` is V - P. Rank one: P. Leaves the scores of the removing reader.
+  void Solve(const T* state) {
+    if constexpr (S::kReads) {
+      const T* r = Removers();
+      Scores(r, solve_);
+      const T* faded = FadedReaders(r, 0, span_.n);
+      for (int64_t p = 0; p < panels_; ++p) {
+        const int vectors = Vectors(p);
+        T* read = S::kDelta ? PanelOf(residue_, p) : PanelOf(z_[1], p);
+        ClearPanel(p, read);
+        MultiplyAdd(vectors, span_.n, span_.K, Left<T>{faded, row_, 1}, state + p * span_.K * panel_, read, panel_);
+        if constexpr (S::kDelta) {
+          const Tag<T> d;
+          const T* v = PanelOf(z_[0], p);
+          for (int64_t i = 0; i < span_.n; ++i)
+            for (int64_t x = i * panel_; x < i * panel_ + vectors * Lanes<T>(); x += Lanes<T>())
+              hn::Store(hn::Sub(hn::Load(d, v + x), hn::Load(d, read + x)), d, read + x);
+        }
+      }
+      if constexpr (S::kDelta) {
+        for (int64_t i = 0; i < span_.n; ++i) ScaleRow(RoundUp(i, Lanes<T>()), T{-1}, solve_[0] + i * table_row_);
+        for (int64_t p = 0; p < panels_; ++p)
+          SolveLower(Vectors(p), span_.n, solve_[0], table_row_, span_.beta, PanelOf(residue_, p), PanelOf(z_[0], p));
+      } else {
+        for (int64_t p = 0; p < panels_; ++p) {
+          MultiplyAddLower(Vectors(p), span_.n, false, solve_[0], table_row_, PanelOf(z_[0], p), PanelOf(z_[1], p));
+          SolveLower<T>(Vectors(p), span_.n, solve_[1], table_row_, nullptr, PanelOf(z_[1], p), PanelOf(z_[1], p));
+        }
+      }
+    }
+  }
+
+  // The rows that read what is removed.
+  const T* Removers() const {
+    if constexpr (S::kRankOne) return span_.r_room;
+    if constexpr (!kDecays) return span_.k_room;
+    MultiplyRows(span_.n * row_, span_.k_room, Decays(), r_);
+    return r_;
+  }
+
+  // to = the state after the chunk. `from` may be `to`.
+  void Advance(const T* from, T* to) {
+    SetWhole();
+    Fade(from, to);
+    T* key_sum = to + state_size_;
+    for (int b = 0; b < kWriters; ++b) {
+      const T* faded = FadedWriters(b, 0, span_.n);
+      for (int64_t p = 0; p < panels_; ++p)
+        MultiplyAdd(Vectors(p), span_.K, span_.n, Left<T>{faded, 1, row_}, PanelOf(z_[b], p), to + p * span_.K * panel_, panel_);
+      if (span_.layer.normalize)
+        for (int64_t j = 0; j < span_.n; ++j) AddRow(row_, faded + j * row_, key_sum);
+    }
+  }
+
+  // The chunk's factors, F(n, 0). A constant decay's power comes from f64, rounded once.
+  void SetWhole() {
+    if constexpr (R::kDecay == Decay::kPerHead) {
+      Fill(row_, static_cast<T>(std::exp(span_.LogDecay() * static_cast<double>(span_.n))), whole_);
+    } else if constexpr (kDecays) {
+      Fill(row_, T{1}, whole_);
+      for (int64_t i = 0; i < span_.n; ++i) MultiplyRows(row_, whole_, Decays() + i * row_, whole_);
+    }
+  }
+  // A state and its key sum times F(n, 0).
+  void Fade(const T* from, T* to) const {
+    if constexpr (kDecays) {
+      const Tag<T> d;
+      for (int64_t p = 0; p < panels_; ++p) {
+        for (int64_t c = 0; c < span_.K; ++c) {
+          const int64_t at = (p * span_.K + c) * panel_;
+          const auto factor = hn::Set(d, whole_[c]);
+          for (int64_t x = at; x < at + Vectors(p) * Lanes<T>(); x += Lanes<T>()) hn::Store(hn::Mul(hn::Load(d, from + x), factor), d, to + x);
+        }
+      }
+      MultiplyRows(row_, from + state_size_, whole_, to + state_size_);
+    } else if (from != to) {
+      Copy(kept_size_, from, to);
+    }
+  }
+
+  // ---- Backward -----------------------------------------------------------------------------------------------------------------------------------
+
+  void Backward(const T* state, T* d_state) {
+    Solve(state);
+    const int64_t n = span_.n;
+    if constexpr (kDecays) Fill(n * row_, T{0}, d_log_);
+    for (int b = 0; b < kWriters; ++b) {
+      Fill(n * row_, T{0}, d_writers_[b]);
+      Columns(z_[b], z_columns_[b]);
+      FromTheEnd(b, d_state);
+    }
+    if constexpr (kDecays) {
+      SetWhole();
+      AddWhole(state, d_state);
+      Fade(d_state, d_state);
+    }
+    for (int64_t g = 0; g < span_.queries; ++g) Query(g, state, d_state);
+    if constexpr (S::kReads) Remove(state, d_state);
+    DeliverKeys();
+  }
+
+  // What the state after the chunk passes back to writer b: dz = (s F(n)) dS and ds = F(n) (dS z).
+  void FromTheEnd(int b, const T* d_state) {
+    const T* faded = FadedWriters(b, 0, span_.n);
+    for (int64_t p = 0; p < panels_; ++p) {
+      ClearPanel(p, PanelOf(d_z_[b], p));
+      MultiplyAdd(Vectors(p), span_.n, span_.K, Left<T>{faded, row_, 1}, d_state + p * span_.K * panel_, PanelOf(d_z_[b], p), panel_);
+    }
+    Through(d_state, z_columns_[b], d_faded_);
+    if (span_.layer.normalize)
+      for (int64_t j = 0; j < span_.n; ++j) AddRow(row_, d_state + state_size_, d_faded_ + j * row_);
+    AbsorbWriters(b, 0, span_.n, d_faded_);
+  }
+
+  // What the state before the chunk and the gradient of the one after it have in common: every token's decay lies between them.
+  void AddWhole(const T* state, const T* d_state) {
+    const Tag<T> d;
+    T* sums = one_row_;
+    Fill(row_, T{0}, sums);
+    for (int64_t c = 0; c < span_.K; ++c) {
+      auto sum = hn::Zero(d);
+      for (int64_t p = 0; p < panels_; ++p) {
+        const int64_t at = (p * span_.K + c) * panel_;
+        for (int64_t x = at; x < at + Vectors(p) * Lanes<T>(); x += Lanes<T>())
+          sum = hn::MulAdd(hn::Load(d, state + x), hn::Load(d, d_state + x), sum);
+      }
+      sums[c] = hn::GetLane(hn::SumOfLanes(d, sum));
+      if (span_.layer.normalize) sums[c] += state[state_size_ + c] * d_state[state_size_ + c];
+    }
+    MultiplyRows(row_, sums, whole_, sums);
+    for (int64_t i = 0; i < span_.n; ++i) AddRow(row_, sums, d_log_ + i * row_);
+  }
+
+  // Query head g of this state head.
+  void Query(int64_t g, const T* state, T* d_state) {
+    const int64_t n = span_.n, head = job_.head * span_.queries + g;
+    const bool normalize = span_.layer.normalize;
+    span_.Queries(walk_.batch(), g, q_);
+    const T* x = q_;
+    if constexpr (kDecays && !S::kReadBefore) {
+      MultiplyRows(n * row_, q_, Decays(), x_);
+      x = x_;
+    }
+    PackPanels(given_.out, head, y_);
+    Scores(x, scores_);
+    for (int b = 0; b < kWriters; ++b) OwnTerms(Writer(b), scores_[b]);
+    if (normalize) Divide(FadedReaders(x, 0, n), state);
+    Columns(y_, y_columns_);
+    for (int b = 0; b < kWriters; ++b) {
+      for (int64_t p = 0; p < panels_; ++p) SolveUpper<T>(Vectors(p), n, true, scores_[b], table_row_, nullptr, PanelOf(d_z_[b], p), PanelOf(y_, p));
+      Products(z_columns_[b], products_[b]);
+    }
+    if (normalize) {
+      for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = 0; j <= i; ++j) products_[0][i * table_row_ + j] += d_denominators_[i];
+    }
+    Read(x, state, d_state);
+    OwnGradients(x);
+    DeliverQueries(head);
+  }
+
+  // The reader that removes.
+  void Remove(const T* state, T* d_state) {
+    const int64_t n = span_.n;
+    for (int64_t p = 0; p < panels_; ++p) {
+      if constexpr (S::kDelta) {  // d_z becomes dU, y is beta dU, which is dV, and then its negative
+        SolveUpper<T>(Vectors(p), n, false, solve_[0], table_row_, span_.beta, PanelOf(d_z_[0], p), PanelOf(y_, p));
+      } else {
+        SolveUpper<T>(Vectors(p), n, false, solve_[1], table_row_, nullptr, PanelOf(d_z_[1], p), PanelOf(d_z_[1], p));
+        SolveUpper<T>(Vectors(p), n, false, solve_[0], table_row_, nullptr, PanelOf(d_z_[0], p), PanelOf(d_z_[1], p));
+        for (int64_t i = 0; i < n; ++i) Copy(Vectors(p) * Lanes<T>(), PanelOf(d_z_[1], p) + i * panel_, PanelOf(y_, p) + i * panel_);
+      }
+    }
+    if constexpr (S::kDelta) {
+      DeliverBeta();
+      DeliverValues(y_);
+      for (int64_t p = 0; p < panels_; ++p)
+        for (int64_t i = 0; i < n; ++i) ScaleRow(Vectors(p) * Lanes<T>(), T{-1}, PanelOf(y_, p) + i * panel_);
+    }
+    Columns(y_, y_columns_);
+    for (int b = 0; b < kWriters; ++b) Products(z_columns_[b], products_[b]);
+    const T* r = Removers();
+    Read(r, state, d_state);
+    if constexpr (S::kDelta) {
+      const Tag<T> d;
+      for (int64_t at = 0; at < n * row_; at += Lanes<T>()) {
+        auto d_r = hn::Load(d, d_x_ + at);
+        if constexpr (kDecays) {
+          hn::Store(hn::MulAdd(hn::Load(d, r + at), d_r, hn::Load(d, d_log_ + at)), d, d_log_ + at);
+          d_r = hn::Mul(d_r, hn::Load(d, Decays() + at));
+        }
+        hn::Store(hn::Add(hn::Load(d, d_writers_[0] + at), d_r), d, d_writers_[0] + at);
+      }
+    }
+  }
+
+  // d_x of reader x, whose y is in y_columns_ and products with the writers' z in products_; its share of dS0, of the writers and of the decays.
+  void Read(const T* x, const T* state, T* d_state) {
+    const int64_t n = span_.n;
+    const T* faded = FadedReaders(x, 0, n);
+    for (int64_t p = 0; p < panels_; ++p)
+      MultiplyAdd(Vectors(p), span_.K, n, Left<T>{faded, 1, row_}, PanelOf(y_, p), d_state + p * span_.K * panel_, panel_);
+    Through(state, y_columns_, d_faded_);
+    if (span_.layer.normalize) {
+      const Tag<T> d;
+      T* d_key_sum = d_state + state_size_;
+      const T* key_sum = state + state_size_;
+      for (int64_t i = 0; i < n; ++i) {
+        const auto d_denominator = hn::Set(d, d_denominators_[i]);
+        for (int64_t c = 0; c < row_; c += Lanes<T>()) {
+          hn::Store(hn::MulAdd(d_denominator, hn::Load(d, faded + i * row_ + c), hn::Load(d, d_key_sum + c)), d, d_key_sum + c);
+          hn::Store(hn::MulAdd(d_denominator, hn::Load(d, key_sum + c), hn::Load(d, d_faded_ + i * row_ + c)), d, d_faded_ + i * row_ + c);
+        }
+      }
+    }
+    Fill(n * row_, T{0}, d_x_);
+    AbsorbReaders(0, n, faded, d_faded_);
+    ForHalves([&](int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
+      const int64_t first = end - middle, half = middle - begin;
+      const T* xs = FadedReaders(x, middle, end);
+      T* d_xs = kDecays ? d_faded_ : d_x_;
+      if (kDecays) Fill(first * row_, T{0}, d_xs + middle * row_);
+      for (int b = 0; b < kWriters; ++b) {
+        const T* table = products_[b] + middle * table_row_ + begin;
+        const T* writers = FadedWriters(b, begin, middle);
+        MultiplyAddWide(row_, first, half, Left<T>{table, table_row_, 1}, writers + begin * row_, row_, d_xs + middle * row_, row_);
+        T* d_writers = kDecays ? d_faded_ : d_writers_[b];
+        if (kDecays) Fill(half * row_, T{0}, d_writers + begin * row_);
+        MultiplyAddWide(row_, half, first, Left<T>{table, 1, table_row_}, xs + middle * row_, row_, d_writers + begin * row_, row_);
+        if (kDecays) AbsorbWriters(b, begin, middle, d_writers);
+      }
+      if (kDecays) AbsorbReaders(middle, end, xs, d_xs);
+    });
+  }
+
+  // What queries read of their own token's write, on the diagonals: dq = D dx and more, left in d_x_.
+  void OwnGradients(const T* x) {
+    const Tag<T> d;
+    T* bonus_sums = one_row_;
+    if constexpr (S::kReadBefore) Fill(row_, T{0}, bonus_sums);
+    for (int64_t i = 0; i < span_.n; ++i) {
+      for (int64_t c = 0; c < row_; c += Lanes<T>()) {
+        const int64_t at = i * row_ + c;
+        auto d_q = hn::Load(d, d_x_ + at);
+        const auto q = hn::Load(d, q_ + at);
+        if constexpr (kDecays && !S::kReadBefore) {
+          hn::Store(hn::MulAdd(hn::Load(d, x + at), d_q, hn::Load(d, d_log_ + at)), d, d_log_ + at);
+          d_q = hn::Mul(d_q, hn::Load(d, Decays() + at));
+        }
+        for (int b = 0; b < kWriters; ++b) {
+          const auto product = hn::Set(d, products_[b][i * table_row_ + i]);
+          auto s = hn::Load(d, Writer(b) + at), read = q;
+          if constexpr (S::kReadBefore) {
+            const auto bonus = hn::Load(d, span_.bonus + c);
+            hn::Store(hn::MulAdd(product, hn::Mul(q, s), hn::Load(d, bonus_sums + c)), d, bonus_sums + c);
+            s = hn::Mul(s, bonus);
+            read = hn::Mul(q, bonus);
+          }
+          d_q = hn::MulAdd(product, s, d_q);
+          hn::Store(hn::MulAdd(product, read, hn::Load(d, d_writers_[b] + at)), d, d_writers_[b] + at);
+        }
+        hn::Store(d_q, d, d_x_ + at);
+      }
+    }
+    if constexpr (S::kReadBefore)
+      for (int64_t c = 0; c < span_.K; ++c) Sums()[2 + c] += static_cast<double>(bonus_sums[c]);
+  }
+
+  // What token i reads of its own write: table_ii = q_i s_i, or through the bonus.
+  void OwnTerms(const T* s, T* table) const {
+    const Tag<T> d;
+    for (int64_t i = 0; i < span_.n; ++i) {
+      const T *q = q_ + i * row_, *at = s + i * row_, *bonus = span_.bonus;
+      table[i * table_row_ + i] = SumLanes<T>(span_.K, [=](int64_t c) HWY_ATTR {
+        auto x = hn::Load(d, q + c);
+        if constexpr (S::kReadBefore) x = hn::Mul(x, hn::Load(d, bonus + c));
+        return hn::Mul(x, hn::Load(d, at + c));
+      });
+    }
+  }
+
+  // Normalised: y becomes the gradient of the numerator, dO over the denominator, and that of the denominator is -y O.
+  void Divide(const T* faded, const T* state) {
+    const Tag<T> d;
+    const int64_t n = span_.n;
+    for (int64_t p = 0; p < panels_; ++p) {
+      T* out = PanelOf(out_, p);
+      ClearPanel(p, out);
+      MultiplyAdd(Vectors(p), n, span_.K, Left<T>{faded, row_, 1}, state + p * span_.K * panel_, out, panel_);
+      MultiplyAddLower(Vectors(p), n, true, scores_[0], table_row_, PanelOf(z_[0], p), out);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const T denominator = Dot(row_, faded + i * row_, state + state_size_) + Sum(i + 1, scores_[0] + i * table_row_);
+      auto sum = hn::Zero(d);
+      for (int64_t p = 0; p < panels_; ++p) {
+        const int64_t width = Vectors(p) * Lanes<T>();
+        T *y = PanelOf(y_, p) + i * panel_, *out = PanelOf(out_, p) + i * panel_;
+        DivideRow(width, denominator, y);
+        DivideRow(width, denominator, out);
+        for (int64_t x = 0; x < width; x += Lanes<T>()) sum = hn::MulAdd(hn::Load(d, y + x), hn::Load(d, out + x), sum);
+      }
+      d_denominators_[i] = -hn::GetLane(hn::SumOfLanes(d, sum));
+    }
+  }
+
+  // ---- Halves and scores --------------------------------------------------------------------------------------------------------------------------
+
+  // Blocks of two halves, the smallest first; the second may be short, or missing, and then there is no such pair.
+  template <class Each>
+  HWY_INLINE void ForHalves(Each&& each) const {
+    for (int64_t half = 1; half < span_.n; half *= 2)
+      for (int64_t begin = 0; begin + half < span_.n; begin += 2 * half)
+        each(begin, begin + half, begin + 2 * half < span_.n ? begin + 2 * half : span_.n);
+  }
+
+  // Rows begin .. end - 1 of x times Fx(i, begin - 1): the factors of the tokens from begin to before their own, which stay in reader_fades_.
+  const T* FadedReaders(const T* x, int64_t begin, int64_t end) const {
+    if constexpr (!kDecays) return x;
+    const Tag<T> d;
+    const T* decays = Decays();
+    for (int64_t c = 0; c < row_; c += Lanes<T>()) {
+      auto factor = hn::Set(d, T{1});
+      for (int64_t at = begin * row_ + c; at < end * row_; at += row_) {
+        hn::Store(factor, d, reader_fades_ + at);
+        hn::Store(hn::Mul(hn::Load(d, x + at), factor), d, faded_readers_ + at);
+        factor = hn::Mul(factor, hn::Load(d, decays + at));
+      }
+    }
+    return faded_readers_;
+  }
+  // Rows begin .. end - 1 of writer b times F(end - 1, j): the factors of the tokens after their own, which stay in writer_fades_.
+  const T* FadedWriters(int b, int64_t begin, int64_t end) const {
+    const T* s = Writer(b);
+    if constexpr (!kDecays) return s;
+    const Tag<T> d;
+    const T* decays = Decays();
+    T* to = faded_writers_[b];
+    for (int64_t c = 0; c < row_; c += Lanes<T>()) {
+      auto factor = hn::Set(d, T{1});
+      for (int64_t at = (end - 1) * row_ + c; at >= begin * row_; at -= row_) {
+        hn::Store(factor, d, writer_fades_ + at);
+        hn::Store(hn::Mul(hn::Load(d, s + at), factor), d, to + at);
+        factor = hn::Mul(factor, hn::Load(d, decays + at));
+      }
+    }
+    return to;
+  }
+
+  // d_x += fades d_faded, and to the decay of every token the sum of faded x d_faded over the rows after it.
+  void AbsorbReaders(int64_t begin, int64_t end, const T* faded, const T* d_faded) const {
+    const Tag<T> d;
+    if constexpr (!kDecays) {
+      AddRow((end - begin) * row_, d_faded + begin * row_, d_x_ + begin * row_);
+    } else {
+      for (int64_t c = 0; c < row_; c += Lanes<T>()) {
+        auto sum = hn::Zero(d);
+        for (int64_t at = (end - 1) * row_ + c; at >= begin * row_; at -= row_) {
+          const auto gradient = hn::Load(d, d_faded + at);
+          hn::Store(hn::Add(hn::Load(d, d_log_ + at), sum), d, d_log_ + at);
+          sum = hn::MulAdd(hn::Load(d, faded + at), gradient, sum);
+          hn::Store(hn::MulAdd(hn::Load(d, reader_fades_ + at), gradient, hn::Load(d, d_x_ + at)), d, d_x_ + at);
+        }
+      }
+    }
+  }
+  // Likewise for writer b, and the rows before.
+  void AbsorbWriters(int b, int64_t begin, int64_t end, const T* d_faded) const {
+    const Tag<T> d;
+    T* to = d_writers_[b];
+    if constexpr (!kDecays) {
+      AddRow((end - begin) * row_, d_faded + begin * row_, to + begin * row_);
+    } else {
+      for (int64_t c = 0; c < row_; c += Lanes<T>()) {
+        auto sum = hn::Zero(d);
+        for (int64_t at = begin * row_ + c; at < end * row_; at += row_) {
+          const auto gradient = hn::Load(d, d_faded + at);
+          hn::Store(hn::Add(hn::Load(d, d_log_ + at), sum), d, d_log_ + at);
+          sum = hn::MulAdd(hn::Load(d, faded_writers_[b] + at), gradient, sum);
+          hn::Store(hn::MulAdd(hn::Load(d, writer_fades_ + at), gradient, hn::Load(d, to + at)), d, to + at);
+        }
+      }
+    }
+  }
+
+  // table_b(i, j) = sum_c x_ic s_jc Fx(i, j)_c for j < i, for every writer b.
+  void Scores(const T* x, T* const (&tables)[kWriters]) const {
+    for (int b = 0; b < kWriters; ++b) Fill(span_.n * table_row_, T{0}, tables[b]);
+    ForHalves([&](int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
+      const T* xs = FadedReaders(x, middle, end);
+      for (int b = 0; b < kWriters; ++b) {
+        const T* writers = FadedWriters(b, begin, middle);
+        const int64_t half = middle - begin;
+        if (half <= kPairs) {
+          for (int64_t i = middle; i < end; ++i)
+            for (int64_t j = begin; j < middle; ++j) tables[b][i * table_row_ + j] = Dot(row_, xs + i * row_, writers + j * row_);
+          continue;
+        }
+        Transpose(half, span_.K, writers + begin * row_, row_, columns_);
+        for (int64_t left = 0; left < half; left += panel_)
+          MultiplyAdd(VectorsOf(half - left), end - middle, span_.K, Left<T>{xs + middle * row_, row_, 1}, columns_ + left * span_.K,
+                      tables[b] + middle * table_row_ + begin + left, table_row_);
+      }
+    });
+  }
+
+  // table(i, j) = y_i z_j for j <= i, and some of what lies above.
+  void Products(const T* z_columns, T* table) const {
+    const int64_t V = span_.layer.value_dim;
+    for (int64_t begin = 0; begin < span_.n; begin += kTileRows) {
+      const int64_t end = begin + kTileRows < span_.n ? begin + kTileRows : span_.n;
+      for (int64_t left = 0; left < end; left += panel_) {
+        const int vectors = VectorsOf(end - left);
+        for (int64_t i = begin; i < end; ++i) Fill(vectors * Lanes<T>(), T{0}, table + i * table_row_ + left);
+        for (int64_t p = 0; p < panels_; ++p)
+          MultiplyAdd(vectors, end - begin, Width(p), Left<T>{PanelOf(y_, p) + begin * panel_, panel_, 1}, z_columns + left * V + p * panel_ * panel_,
+                      table + begin * table_row_ + left, table_row_);
+      }
+    }
+  }
+
+  // to_i = state z_i, rows of channels, from the columns of z.
+  void Through(const T* state, const T* columns, T* to) const {
+    const int64_t V = span_.layer.value_dim, K = span_.K;
+    for (int64_t left = 0; left < span_.n; left += panel_) {
+      const int64_t tokens = span_.n - left < panel_ ? span_.n - left : panel_;
+      Fill(K * panel_, T{0}, turned_);
+      for (int64_t p = 0; p < panels_; ++p)
+        MultiplyAdd(VectorsOf(tokens), K, Width(p), Left<T>{state + p * K * panel_, panel_, 1}, columns + left * V + p * panel_ * panel_, turned_,
+                    panel_);
+      TransposeTile(K, tokens, turned_, panel_, to + left * row_, row_);
+    }
+  }
+
+  // ---- Value columns, panel by panel: [panels][n][Panel]
+  // --------------------------------------------------------------------------------------------
+
+  int64_t Width(int64_t p) const { return p + 1 < panels_ ? panel_ : span_.layer.value_dim - p * panel_; }
+  int Vectors(int64_t p) const { return VectorsOf(Width(p)); }
+  // Vectors that hold so many numbers, up to a panel.
+  int VectorsOf(int64_t numbers) const { return static_cast<int>(RoundUp(numbers < panel_ ? numbers : panel_, Lanes<T>()) / Lanes<T>()); }
+  T* PanelOf(T* values, int64_t p) const { return values + p * n_ * panel_; }
+
+  void ClearPanel(int64_t p, T* to) const {
+    for (int64_t i = 0; i < span_.n; ++i) Fill(Vectors(p) * Lanes<T>(), T{0}, to + i * panel_);
+  }
+  // The rows of a head of [B, T, H, V]; zeros where it is not given.
+  void PackPanels(const ConstTensor& t, int64_t head, T* to) const {
+    for (int64_t p = 0; p < panels_; ++p) {
+      for (int64_t i = 0; i < span_.n; ++i) {
+        T* at = PanelOf(to, p) + i * panel_;
+        Fill(Vectors(p) * Lanes<T>(), T{0}, at);
+        if (t.given()) LoadRow(t, contract::Offset(t, walk_.batch(), span_.tokens[i], head, p * panel_), t.strides[3], Width(p), at);
+      }
+    }
+  }
+  // Its columns, [n / Panel][V][Panel].
+  void Columns(T* values, T* to) const {
+    for (int64_t p = 0; p < panels_; ++p)
+      Transpose(span_.n, Width(p), PanelOf(values, p), panel_, to + p * panel_ * panel_, span_.layer.value_dim * panel_);
+  }
+
+  // ---- States: [panels][K][Panel], and a row for the key sum
+  // ----------------------------------------------------------------------------------------
+
+  void LoadState(const ConstTensor& t, const ConstTensor& key_sum, T* to) const {
+    Fill(kept_size_, T{0}, to);
+    for (int64_t p = 0; t.given() && p < panels_; ++p)
+      for (int64_t c = 0; c < span_.K; ++c)
+        LoadRow(t, contract::Offset(t, job_.sequence, job_.head, c, p * panel_), t.strides[3], Width(p), to + (p * span_.K + c) * panel_);
+    if (key_sum.given()) LoadRow(key_sum, contract::Offset(key_sum, job_.sequence, job_.head), key_sum.strides[2], span_.K, to + state_size_);
+  }
+  void StoreState(const T* from) const {
+    const Tensor &t = wanted_.initial_state, &key_sum = wanted_.initial_key_sum;
+    for (int64_t p = 0; t.given() && p < panels_; ++p)
+      for (int64_t c = 0; c < span_.K; ++c)
+        StoreRow(t, contract::Offset(t, job_.sequence, job_.head, c, p * panel_), t.strides[3], Width(p), from + (p * span_.K + c) * panel_);
+    if (key_sum.given()) StoreRow(key_sum, contract::Offset(key_sum, job_.sequence, job_.head), key_sum.strides[2], span_.K, from + state_size_);
+  }
+
+  // ---- Gradients out ------------------------------------------------------------------------------------------------------------------------------
+  //
+  // Heads that share a head of an input follow each other: their rows add up in a room of the input's, and the last one stores them.
+
+  // The head of a tensor that reader `reader` of `readers` has, and rows to store there; none while others are still to come.
+  T* Collect(const ConstTensor& t, int64_t reader, int64_t readers, int64_t size, T* rows, T* room, int64_t* head) const {
+    const int64_t sharing = readers / t.shape[2];
+    *head = reader / sharing;
+    if (sharing == 1) return rows;
+    if (reader % sharing == 0)
+      Copy(size, rows, room);
+    else
+      AddRow(size, rows, room);
+    return reader % sharing == sharing - 1 ? room : nullptr;
+  }
+  void StoreRows(const Tensor& t, int64_t head, const T* rows) const {
+    for (int64_t i = 0; i < span_.n; ++i)
+      StoreRow(t, contract::Offset(t, walk_.batch(), span_.tokens[i], head), t.strides[3], span_.K, rows + i * row_);
+  }
+  void DeliverRows(const Tensor& wanted, const ConstTensor& input, T* rows, T* room) const {
+    if (!wanted.given()) return;
+    int64_t head = 0;
+    rows = Collect(input, job_.head, span_.layer.state_heads, span_.n * row_, rows, room, &head);
+    if (rows != nullptr) StoreRows(wanted, head, rows);
+  }
+  // One number a token.
+  void DeliverNumbers(const Tensor& wanted, const ConstTensor& input, T* numbers, T* room) const {
+    if (!wanted.given()) return;
+    int64_t head = 0;
+    numbers = Collect(input, job_.head, span_.layer.state_heads, span_.n, numbers, room, &head);
+    for (int64_t i = 0; numbers != nullptr && i < span_.n; ++i)
+      StoreRow(wanted, contract::Offset(wanted, walk_.batch(), span_.tokens[i], head), 1, 1, numbers + i);
+  }
+
+  void DeliverQueries(int64_t reader) const {
+    const contract::Layer& layer = span_.layer;
+    if (!wanted_.q.given() && wanted_.scale == nullptr) return;
+    int64_t head = 0;
+    T* rows = Collect(layer.in.q, reader, layer.out_heads, span_.n * row_, d_x_, shared_q_, &head);
+    if (rows == nullptr) return;
+    for (int64_t i = 0; i < span_.n; ++i) {
+      T* d_q = rows + i * row_;
+      LoadMapped(layer.in.q, span_.tokens[i], head);
+      if (!layer.normalize) Sums()[0] += static_cast<double>(Dot(row_, one_row_, d_q));
+      if (layer.scale != 1.0) ScaleRow(row_, static_cast<T>(layer.scale), d_q);
+      UnmapFeatures(layer.in.q, span_.tokens[i], head, d_q);
+    }
+    if (wanted_.q.given()) StoreRows(wanted_.q, head, rows);
+  }
+
+  void DeliverKeys() const {
+    const contract::Layer& layer = span_.layer;
+    if constexpr (!S::kDelta) DeliverValues(d_z_[0]);
+    if constexpr (S::kRankOne) {
+      DeliverRows(wanted_.remove, layer.in.remove, d_x_, shared_remove_);
+      DeliverRows(wanted_.write, layer.in.write, d_writers_[1], shared_write_);
+    }
+    if constexpr (kDecays) DeliverDecays();
+    if (!wanted_.k.given()) return;
+    int64_t head = 0;
+    T* rows = Collect(layer.in.k, job_.head, layer.state_heads, span_.n * row_, d_writers_[0], shared_k_, &head);
+    if (rows == nullptr) return;
+    if (layer.feature_map != FeatureMap::kIdentity) {
+      for (int64_t i = 0; i < span_.n; ++i) {
+        LoadMapped(layer.in.k, span_.tokens[i], head);
+        UnmapFeatures(layer.in.k, span_.tokens[i], head, rows + i * row_);
+      }
+    }
+    StoreRows(wanted_.k, head, rows);
+  }
+
+  void DeliverValues(T* values) const {
+    const ConstTensor& v = span_.layer.in.v;
+    const Tensor& t = wanted_.v;
+    if (!t.given()) return;
+    int64_t head = 0;
+    values = Collect(v, job_.head, span_.layer.state_heads, panels_ * n_ * panel_, values, shared_v_, &head);
+    for (int64_t p = 0; values != nullptr && p < panels_; ++p)
+      for (int64_t i = 0; i < span_.n; ++i)
+        StoreRow(t, contract::Offset(t, walk_.batch(), span_.tokens[i], head, p * panel_), t.strides[3], Width(p), PanelOf(values, p) + i * panel_);
+  }
+
+  // dbeta = dU (V - P).
+  void DeliverBeta() const {
+    const Tag<T> d;
+    for (int64_t i = 0; i < span_.n; ++i) {
+      auto sum = hn::Zero(d);
+      for (int64_t p = 0; p < panels_; ++p) {
+        for (int64_t x = i * panel_; x < i * panel_ + Vectors(p) * Lanes<T>(); x += Lanes<T>())
+          sum = hn::MulAdd(hn::Load(d, PanelOf(d_z_[0], p) + x), hn::Load(d, PanelOf(residue_, p) + x), sum);
+      }
+      beta_sums_[i] = hn::GetLane(hn::SumOfLanes(d, sum));
+    }
+    DeliverNumbers(wanted_.beta, span_.layer.in.beta, beta_sums_, shared_beta_);
+  }
+
+  void DeliverDecays() const {
+    const ConstTensor& in = span_.layer.in.log_decay;
+    if constexpr (S::kPerChannel) {
+      DeliverRows(wanted_.log_decay, in, d_log_, shared_log_);
+    } else {
+      for (int64_t i = 0; i < span_.n; ++i) beta_sums_[i] = Sum(span_.K, d_log_ + i * row_);
+      if constexpr (R::kDecay == Decay::kPerStep) DeliverNumbers(wanted_.log_decay, in, beta_sums_, shared_log_);
+      for (int64_t i = 0; R::kDecay == Decay::kPerHead && i < span_.n; ++i) Sums()[1] += static_cast<double>(beta_sums_[i]);
+    }
+  }
+
+  // one_row_ = the features of a row, mapped.
+  void LoadMapped(const ConstTensor& t, int64_t token, int64_t head) const {
+    Fill(row_, T{0}, one_row_);
+    LoadRow(t, contract::Offset(t, walk_.batch(), token, head), t.strides[3], span_.K, one_row_);
+    span_.MapFeatures(one_row_);
+  }
+  // The gradient of features becomes that of what they were mapped from. Their mapped values are in one_row_.
+  void UnmapFeatures(const ConstTensor& t, int64_t token, int64_t head, T* gradient) const {
+    const Tag<T> d;
+    const contract::Layer& layer = span_.layer;
+    if (layer.feature_map == FeatureMap::kIdentity) return;
+    T norm = 0, along = 0;
+    if (layer.feature_map == FeatureMap::kL2Norm) {
+      T* given = turned_;  // nothing else is in it now
+      Fill(row_, T{0}, given);
+      LoadRow(t, contract::Offset(t, walk_.batch(), token, head), t.strides[3], span_.K, given);
+      norm = std::sqrt(Dot(row_, given, given) + static_cast<T>(layer.eps));
+      if (norm == 0) return Fill(row_, T{0}, gradient);
+      along = Dot(row_, one_row_, gradient);
+    }
+    for (int64_t c = 0; c < row_; c += Lanes<T>()) {
+      const auto mapped = hn::Load(d, one_row_ + c);
+      auto x = hn::Load(d, gradient + c);
+      if (layer.feature_map == FeatureMap::kEluPlusOne) x = hn::Mul(x, hn::Min(mapped, hn::Set(d, T{1})));
+      if (layer.feature_map == FeatureMap::kRelu) x = hn::IfThenElseZero(hn::Gt(mapped, hn::Zero(d)), x);
+      if (layer.feature_map == FeatureMap::kL2Norm) x = hn::Div(hn::NegMulAdd(mapped, hn::Set(d, along), x), hn::Set(d, norm));
+      hn::Store(x, d, gradient + c);
+    }
+  }
+
+  // Rows of gradients that belong to tokens which are not valid.
+  void ClearWhatIsNotValid(int64_t begin) {
+    const contract::Layer& layer = span_.layer;
+    if (!layer.in.valid.given()) return;
+    Fill(RoundUp(span_.K > layer.value_dim ? span_.K : layer.value_dim, Lanes<T>()), T{0}, one_row_);
+    const auto clear = [&](const Tensor& t, int64_t token, int64_t readers) {
+      if (!t.given()) return;
+      const int64_t readers_a_head = readers / layer.state_heads, sharing = readers / t.shape[2];
+      const int64_t last = ((first_head_ + heads_) * readers_a_head - 1) / sharing;
+      for (int64_t head = first_head_ * readers_a_head / sharing; head <= last; ++head)
+        StoreRow(t, contract::Offset(t, walk_.batch(), token, head), t.rank > 3 ? t.strides[3] : 1, t.rank > 3 ? t.shape[3] : 1, one_row_);
+    };
+    for (int64_t token = begin; token < walk_.end(); ++token) {
+      walk_.Seek(token);
+      if (walk_.Valid()) continue;
+      clear(wanted_.q, token, layer.out_heads);
+      for (const Tensor* t : {&wanted_.k, &wanted_.v, &wanted_.beta, &wanted_.remove, &wanted_.write}) clear(*t, token, layer.state_heads);
+      if (R::kDecay != Decay::kPerHead) clear(wanted_.log_decay, token, layer.state_heads);
+    }
+  }
+
+  const OutputGradients& given_;
+  const Gradients& wanted_;
+  double* sums_;
+  const int64_t first_head_, heads_;
+  Job job_;  // of the head at hand
+  bool packed_ = false;
+  S span_;
+  forms::Tokens walk_;
+  const int64_t n_, row_, panel_, panels_, table_row_, chunks_a_segment_, segments_, state_size_, kept_size_;
+  int64_t chunks_ = 0;
+  T* kept_;           // [heads][segments][kept_size]
+  T* history_;        // [heads][chunks a segment][kept_size]
+  T* work_;           // a state
+  T* d_state_;        // [heads][kept_size]
+  int64_t* starts_;   // of the chunks, where the walk over the tokens stands
+  T* decays_;         // [n][row]
+  T* whole_;          // [row], F(n, 0)
+  T *q_, *x_, *r_;    // [n][row]: queries, D q, D k
+  T* faded_readers_;  // [n][row]
+  T* reader_fades_;   // likewise
+  T* writer_fades_;   // likewise
+  T* d_x_;            // likewise
+  T* d_faded_;        // likewise
+  T* d_log_;          // likewise
+  T* faded_writers_[kWriters];
+  T* d_writers_[kWriters];
+  T* z_[kWriters];    // [panels][n][Panel]
+  T* d_z_[kWriters];  // likewise
+  T* z_columns_[kWriters];
+  T* solve_[kWriters];     // [n][table_row]: the scores of the remover
+  T* scores_[kWriters];    // likewise, of a query head
+  T* products_[kWriters];  // likewise, y z
+  T* y_;                   // [panels][n][Panel]
+  T* y_columns_;
+  T* residue_;         // [panels][n][Panel]: V - P
+  T* out_;             // likewise
+  T* d_denominators_;  // [n]
+  T* columns_;         // [n / Panel][K][Panel]
+  T* turned_;          // [K][Panel]
+  T* beta_sums_;       // [n]
+  T* one_row_;         // [max(K, V)]
+  T *shared_q_, *shared_k_, *shared_v_, *shared_log_, *shared_beta_, *shared_remove_, *shared_write_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tercet
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERCET_SRC_FORMS_GRADIENT_INL_H_
