@@ -127,4 +127,11 @@ Status CheckOwnMemory(std::string_view name, const ConstTensor& t) {
   return Refuse(StatusCode::kOverlap, std::string(name) + " has strides under which two of its elements share memory and each must have its own");
 }
 
+Status CheckApartFromWorkspace(std::string_view name, const ConstTensor& t, const Workspace& workspace) {
+  // More bytes than an address space has are clipped, so that no sum of them overflows.
+  const ConstTensor bytes = View(static_cast<const uint8_t*>(workspace.data), {std::min(workspace.bytes, kMostElements)});
+  if (!t.given() || !MayOverlap(bytes, t)) return {};
+  return Refuse(StatusCode::kOverlap, "workspace shares memory with " + std::string(name) + " and must be apart from it");
+}
+
 }  // namespace tercet::contract

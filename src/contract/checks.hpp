@@ -78,6 +78,7 @@ Status CheckExpected(const Expected& expected, const Layer& layer);
 Status CheckData(std::string_view name, const ConstTensor& t);
 // No memory that two elements share.
 Status CheckOwnMemory(std::string_view name, const ConstTensor& t);
+Status CheckApartFromWorkspace(std::string_view name, const ConstTensor& t, const Workspace& workspace);
 
 }  // namespace tercet::contract
 

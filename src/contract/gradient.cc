@@ -92,7 +92,8 @@ Status ValidateGradient(const Options& options, const Inputs& inputs, const Outp
   for (const Wanted& one : gradients)
     if (Status status = CheckData(one.name, one.tensor); !status.ok()) return status;
 
-  // Memory that is written: its elements apart from each other and from all that is read, and every gradient apart from every other.
+  // Memory that is written: its elements apart from each other and from all that is read, every gradient apart from every other, and the workspace
+  // apart from all.
   const auto apart = [](const Wanted& one, std::string_view name, const ConstTensor& t) -> Status {
     if (!t.given() || !MayOverlap(one.tensor, t)) return {};
     return Refuse(StatusCode::kOverlap, std::string(one.name) + " shares memory with " + std::string(name) + " and must be apart from it");
@@ -107,6 +108,10 @@ Status ValidateGradient(const Options& options, const Inputs& inputs, const Outp
       if (&w != &one)
         if (Status status = apart(one, w.name, w.tensor); !status.ok()) return status;
   }
+  for (const Named& one : {out, final_state, final_key_sum})
+    if (Status status = CheckApartFromWorkspace(one.name, *one.tensor, options.workspace); !status.ok()) return status;
+  for (const Wanted& one : gradients)
+    if (Status status = CheckApartFromWorkspace(one.name, one.tensor, options.workspace); !status.ok()) return status;
   *layer = l;
   return {};
 }

@@ -296,11 +296,8 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
                                                 (own ? " and must be the same view of it, or apart from it" : " and must be apart from it"));
     }
   }
-  // More bytes than an address space has are clipped, so that no sum of them overflows.
-  const ConstTensor workspace = View(static_cast<const uint8_t*>(options.workspace.data), {std::min(options.workspace.bytes, kMostElements)});
   for (const Named& one : given)
-    if (one.tensor->given() && MayOverlap(workspace, *one.tensor))
-      return Refuse(StatusCode::kOverlap, "workspace shares memory with " + std::string(one.name) + " and must be apart from it");
+    if (Status status = CheckApartFromWorkspace(one.name, *one.tensor, options.workspace); !status.ok()) return status;
 
   if (options.check_values) {
     if (Status status = CheckGates(l); !status.ok()) return status;
