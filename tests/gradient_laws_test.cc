@@ -1025,5 +1025,80 @@ TEST_P(EveryRule, OverALongSequenceKeepAStateAChunk) {
   munmap(mapping, tensors * each);
 }
 
+// ---- What Attend saves for AttendGradient -------------------------------------------------------------------------------------------------------
+
+TEST(Saved, IsRefusedWhereItIsTooSmallOrOfAnotherCall) {
+  RandomSpec spec;
+  spec.rule = Rule::kGatedDelta;
+  spec.tokens = 100;
+  const OwnedInputs inputs = RandomInputs(spec);
+  Options options;
+  options.rule = spec.rule;
+  options.executor = UsualExecutor();
+  int64_t bytes = 0;
+  ASSERT_TRUE(SavedBytes(options, inputs.view(), &bytes).ok());
+  EXPECT_EQ(bytes, 64 + 4 * 2 * 32 * 32 * 4);  // 4 chunks of 32 tokens, 2 heads
+  std::vector<std::byte> saved(static_cast<size_t>(bytes));
+  Results room = Room(options, inputs.view());
+  Outputs outputs = room.view();
+  OwnedGiven given = DrawGiven(options, inputs.view(), 1);
+  OwnedGradients gradients = RoomForGradients(options, inputs);
+  OutputGradients with = given.view();
+  with.saved = {saved.data(), bytes};
+
+  Status status = AttendGradient(options, inputs.view(), with, gradients.view());
+  EXPECT_EQ(status.code, StatusCode::kValue);
+  EXPECT_EQ(
+      status.message,
+      "saved holds the states of a call of another rule, chunk, feature map, dtype or size, or none, and must be what Attend saved of this one");
+  outputs.saved = {saved.data(), bytes - 1};
+  status = Attend(options, inputs.view(), outputs);
+  EXPECT_EQ(status.code, StatusCode::kInvalidOption);
+  EXPECT_EQ(status.message, "saved has " + std::to_string(bytes - 1) + " bytes and must have at least " + std::to_string(bytes) +
+                                ", which SavedBytes says of this call");
+  outputs.saved = {room.out.bytes.data(), 8};
+  status = Attend(options, inputs.view(), outputs);
+  EXPECT_EQ(status.code, StatusCode::kOverlap);
+  EXPECT_EQ(status.message, "saved shares memory with out and must be apart from it");
+  EXPECT_EQ(room.out.Get(0), 12345.0) << "a refused call has written";
+
+  outputs.saved = {saved.data(), bytes};
+  ASSERT_TRUE(Attend(options, inputs.view(), outputs).ok());
+  EXPECT_TRUE(AttendGradient(options, inputs.view(), with, gradients.view()).ok());
+  options.chunk = 64;
+  EXPECT_EQ(AttendGradient(options, inputs.view(), with, gradients.view()).code, StatusCode::kValue);
+  options.chunk = 0;
+  options.form = Form::kParallel;
+  status = SavedBytes(options, inputs.view(), &bytes);
+  EXPECT_EQ(status.code, StatusCode::kInvalidOption);
+  EXPECT_EQ(status.message, "saved was asked for in the parallel form, which has no states, and must be asked for in another");
+  EXPECT_EQ(Attend(options, inputs.view(), outputs).message, status.message);
+}
+
+// A walk that keeps states has the bits of one that keeps none.
+TEST(Saved, ChangesNoOutput) {
+  for (const RuleInfo& info : Rules()) {
+    RandomSpec spec;
+    spec.rule = info.rule;
+    spec.tokens = 83;
+    const OwnedInputs inputs = RandomInputs(spec);
+    for (const int64_t chunk : {0, 1, 5, 16, 48}) {
+      Options options;
+      options.rule = info.rule;
+      options.chunk = chunk;
+      options.executor = UsualExecutor();
+      int64_t bytes = 0;
+      ASSERT_TRUE(SavedBytes(options, inputs.view(), &bytes).ok());
+      std::vector<std::byte> saved(static_cast<size_t>(bytes) + 1);
+      Results with = Room(options, inputs.view()), without = Room(options, inputs.view());
+      Outputs outputs = with.view();
+      outputs.saved = {saved.data() + 1, bytes};
+      ASSERT_TRUE(Attend(options, inputs.view(), outputs).ok());
+      ASSERT_TRUE(Attend(options, inputs.view(), without.view()).ok());
+      ExpectSameBits(with, without);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tercet::test

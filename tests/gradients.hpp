@@ -19,7 +19,7 @@ namespace tercet::test {
 
 struct OwnedGiven {
   Owned out, final_state, final_key_sum;
-  std::vector<std::byte> saved;
+  std::vector<std::byte> saved = {};
   OutputGradients view() const {
     OutputGradients given{out.view(), final_state.view(), {}, {}};
     // Only read.

@@ -232,7 +232,7 @@ struct Outputs {
   Tensor out;            // [B, T, Ho, V]
   Tensor final_state;    // [N, Hs, K, V]; optional. May be initial_state itself (the same data and strides)
   Tensor final_key_sum;  // [N, Hs, K]; optional, with `normalize`. May be initial_key_sum itself
-  Workspace saved;       // optional: SavedBytes bytes at any address, where states are kept for AttendGradient. Not in the parallel form
+  Workspace saved = {};  // optional: SavedBytes bytes at any address, where states are kept for AttendGradient. Not in the parallel form
 };
 
 // The gradients of a number L that is computed from the outputs, with respect to these. Shapes and dtypes are those of the outputs; one that is not
@@ -241,7 +241,7 @@ struct OutputGradients {
   ConstTensor out;            // [B, T, Ho, V]
   ConstTensor final_state;    // [N, Hs, K, V]
   ConstTensor final_key_sum;  // [N, Hs, K]; with `normalize`
-  Workspace saved;            // optional: what Attend kept in Outputs::saved, with the same options and inputs; only read. Else it is computed again
+  Workspace saved = {};       // optional: what Attend kept in Outputs::saved, with the same options and inputs; only read. Else it is computed again
 };
 
 // The gradients of L with respect to the inputs as they are given: to q and k before the feature map, and to log_decay, not to the factor that it is

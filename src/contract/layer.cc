@@ -3,139 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <initializer_list>
 #include <limits>
 #include <string>
 #include <tuple>
 
+#include "src/contract/checks.hpp"
 #include "src/contract/half.hpp"
 #include "src/contract/tensor.hpp"
 
 namespace tercet::contract {
 
 namespace {
-
-Status Refuse(StatusCode code, std::string message) { return {code, std::move(message)}; }
-
-std::string Text(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.9g", value);
-  return text;
-}
-
-std::string Text(int64_t value) { return std::to_string(value); }
-
-struct Named {
-  std::string_view name;
-  const ConstTensor* tensor;
-};
-
-// No view has more elements than this, an empty axis counted as one: then no product of two sizes overflows, nor one of a size and what a chunk
-// needs.
-constexpr int64_t kMostElements = int64_t{1} << 48;
-
-// A tensor whose axes are known: rank, sizes, and offsets that fit in 62 bits, so that no later sum of them overflows. The stride of an axis of one
-// element, or of an empty view, is never used and may be anything.
-Status CheckForm(std::string_view name, const ConstTensor& t) {
-  if (t.rank < 0 || t.rank > kMaxRank)
-    return Refuse(StatusCode::kShape,
-                  std::string(name) + " has rank " + Text(int64_t{t.rank}) + " and must have one from 0 (not given) to " + Text(int64_t{kMaxRank}));
-  int64_t elements = 1, furthest = 0;
-  bool too_many = false, too_far = false;
-  for (int axis = 0; axis < t.rank; ++axis) {
-    if (t.shape[axis] < 0) return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + " and must have no negative size");
-    too_many |= __builtin_mul_overflow(elements, std::max<int64_t>(t.shape[axis], 1), &elements);
-  }
-  if (too_many || elements > kMostElements)
-    return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + " and must have sizes whose product is at most 2^48");
-  for (int axis = 0; Count(t) > 0 && axis < t.rank; ++axis) {
-    int64_t step = 0, span = 0;
-    if (t.shape[axis] == 1) continue;
-    too_far |= __builtin_mul_overflow(t.strides[axis], SizeOf(t.dtype), &step) || step == INT64_MIN;
-    too_far |= __builtin_mul_overflow(t.shape[axis] - 1, too_far ? 0 : std::abs(step), &span);
-    too_far |= __builtin_add_overflow(furthest, span, &furthest);
-  }
-  if (too_far || furthest > (int64_t{1} << 61))
-    return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) +
-                                          " and strides that span more than 2^61 bytes, and must have strides that span less");
-  return {};
-}
-
-// The axes of a layout. kAnyHeads matches a count of heads that divides the state heads.
-constexpr int64_t kAnyHeads = -1;
-
-// Up to kMaxRank sizes, and no memory but their own: a decode step is checked without asking for any.
-class Sizes {
- public:
-  Sizes(std::initializer_list<int64_t> sizes) : count_(sizes.size()) { std::copy(sizes.begin(), sizes.end(), sizes_.begin()); }
-  size_t size() const { return count_; }
-  int64_t operator[](size_t axis) const { return sizes_[axis]; }
-  const int64_t* begin() const { return sizes_.data(); }
-  const int64_t* end() const { return sizes_.data() + count_; }
-
- private:
-  std::array<int64_t, kMaxRank> sizes_{};
-  size_t count_;
-};
-
-struct Layout {
-  std::string_view names;  // "[B, T, H, K]"
-  Sizes sizes;
-};
-
-std::string SizesText(const Layout& layout) {
-  std::string text = "[";
-  for (size_t axis = 0; axis < layout.sizes.size(); ++axis)
-    text += (axis == 0 ? "" : ", ") + (layout.sizes[axis] == kAnyHeads ? std::string("H") : Text(layout.sizes[axis]));
-  return text + "]";
-}
-
-Status CheckLayout(std::string_view name, const ConstTensor& t, const Layout& layout, int64_t state_heads) {
-  bool same = t.rank == static_cast<int>(layout.sizes.size());
-  bool grouped = false;
-  int64_t heads = 1;
-  for (int axis = 0; same && axis < t.rank; ++axis) {
-    if (layout.sizes[axis] == kAnyHeads) {
-      grouped = true;
-      heads = t.shape[axis];
-    } else {
-      same = t.shape[axis] == layout.sizes[axis];
-    }
-  }
-  if (!same)
-    return Refuse(StatusCode::kShape, std::string(name) + " has shape " + ShapeText(t) + " and must be " + std::string(layout.names) + " = " +
-                                          SizesText(layout) +
-                                          (std::find(layout.sizes.begin(), layout.sizes.end(), kAnyHeads) != layout.sizes.end()
-                                               ? " with H a divisor of the " + Text(state_heads) + " state heads"
-                                               : ""));
-  if (grouped && (heads < 1 || state_heads % heads != 0))
-    return Refuse(StatusCode::kShape, std::string(name) + " has " + Text(heads) + " heads (shape " + ShapeText(t) +
-                                          ") and must have a count that divides the " + Text(state_heads) + " state heads");
-  return {};
-}
-
-Status CheckData(std::string_view name, const ConstTensor& t) {
-  if (t.given() && t.data == nullptr && Count(t) != 0)
-    return Refuse(StatusCode::kNullData, std::string(name) + " has no data and must point to its " + Text(Count(t)) + " elements");
-  return {};
-}
-
-// What a floating tensor may be where q is bf16 or f16; where it is f32 or f64, all have its dtype.
-enum class Precision { kOfQ, kOfQOrF32, kF32 };
-
-Status CheckFloating(std::string_view name, const ConstTensor& t, Precision precision, Dtype dtype) {
-  const bool narrow = SizeOf(dtype) == 2;
-  if (narrow && precision != Precision::kOfQ && t.dtype == Dtype::kF32) return {};
-  if (!(narrow && precision == Precision::kF32) && t.dtype == dtype) return {};
-  const std::string q(Name(dtype));
-  const std::string must = !narrow || precision == Precision::kOfQ ? q + ", the dtype of q"
-                           : precision == Precision::kOfQOrF32     ? q + ", the dtype of q, or f32"
-                                                                   : "f32, which states and key sums are where q is " + q;
-  return Refuse(StatusCode::kDtype, std::string(name) + " is " + std::string(Name(t.dtype)) + " and must be " + must);
-}
 
 Status CheckOffsets(const ConstTensor& offsets, int64_t batch, int64_t tokens) {
   if (offsets.dtype != Dtype::kI32 && offsets.dtype != Dtype::kI64)
@@ -282,30 +161,16 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
     return Refuse(StatusCode::kInvalidOption, "threads is " + Text(int64_t{options.threads}) + " and must be at least 1, or 0 for all");
   if (options.table_limit < 0)
     return Refuse(StatusCode::kInvalidOption, "table_limit is " + Text(options.table_limit) + " and must be at least 0 bytes");
-  if (options.workspace.bytes < 0)
-    return Refuse(StatusCode::kInvalidOption, "workspace has " + Text(options.workspace.bytes) + " bytes and must have at least 0");
-  if (options.workspace.data == nullptr && options.workspace.bytes > 0)
-    return Refuse(StatusCode::kNullData, "workspace has no data and must point to its " + Text(options.workspace.bytes) + " bytes");
+  if (Status status = CheckMemory("workspace", options.workspace); !status.ok()) return status;
+  if (outputs != nullptr)
+    if (Status status = CheckMemory("saved", outputs->saved); !status.ok()) return status;
 
   // Which tensors.
   const Outputs none;
   const Outputs& out = outputs != nullptr ? *outputs : none;
   const ConstTensor out_view = out.out, state_view = out.final_state, key_sum_view = out.final_key_sum;
-  const Named given[] = {{"q", &inputs.q},
-                         {"k", &inputs.k},
-                         {"v", &inputs.v},
-                         {"log_decay", &inputs.log_decay},
-                         {"beta", &inputs.beta},
-                         {"remove", &inputs.remove},
-                         {"write", &inputs.write},
-                         {"bonus", &inputs.bonus},
-                         {"initial_state", &inputs.initial_state},
-                         {"initial_key_sum", &inputs.initial_key_sum},
-                         {"offsets", &inputs.offsets},
-                         {"valid", &inputs.valid},
-                         {"out", &out_view},
-                         {"final_state", &state_view},
-                         {"final_key_sum", &key_sum_view}};
+  const Named written[] = {{"out", &out_view}, {"final_state", &state_view}, {"final_key_sum", &key_sum_view}};
+  const auto given = InputsAnd(inputs, written[0], written[1], written[2]);
   for (const Named& one : given)
     if (Status status = CheckForm(one.name, *one.tensor); !status.ok()) return status;
   const auto presence = [&](std::string_view name, const ConstTensor& t, bool takes, std::string_view layout) -> Status {
@@ -390,9 +255,7 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
   const Layout per_token{"[B, T, H]", {l.batch, l.tokens, kAnyHeads}};
   const Layout per_channel{"[B, T, H, K]", {l.batch, l.tokens, kAnyHeads, l.key_dim}};
   const Layout decay = l.axes.decay == Decay::kPerHead ? Layout{"[H]", {kAnyHeads}} : l.axes.decay == Decay::kPerStep ? per_token : per_channel;
-  const Layout state{"[N, H, K, V]", {l.sequences, l.state_heads, l.key_dim, l.value_dim}};
-  const Layout key_sum{"[N, H, K]", {l.sequences, l.state_heads, l.key_dim}};
-  const std::tuple<Named, Layout, Precision> layouts[] = {
+  const Expected expected[] = {
       {{"k", &inputs.k}, {"[B, T, H, K]", {l.batch, l.tokens, l.k_heads, l.key_dim}}, Precision::kOfQ},
       {{"v", &inputs.v}, {"[B, T, H, V]", {l.batch, l.tokens, l.v_heads, l.value_dim}}, Precision::kOfQ},
       {{"log_decay", &inputs.log_decay}, decay, Precision::kOfQOrF32},
@@ -400,17 +263,14 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
       {{"remove", &inputs.remove}, per_channel, Precision::kOfQOrF32},
       {{"write", &inputs.write}, per_channel, Precision::kOfQOrF32},
       {{"bonus", &inputs.bonus}, {"[H, K]", {kAnyHeads, l.key_dim}}, Precision::kOfQOrF32},
-      {{"initial_state", &inputs.initial_state}, state, Precision::kF32},
-      {{"initial_key_sum", &inputs.initial_key_sum}, key_sum, Precision::kF32},
-      {{"out", &out_view}, {"[B, T, H, V]", {l.batch, l.tokens, l.out_heads, l.value_dim}}, Precision::kOfQ},
-      {{"final_state", &state_view}, state, Precision::kF32},
-      {{"final_key_sum", &key_sum_view}, key_sum, Precision::kF32},
+      {{"initial_state", &inputs.initial_state}, StateLayout(l), Precision::kF32},
+      {{"initial_key_sum", &inputs.initial_key_sum}, KeySumLayout(l), Precision::kF32},
+      {written[0], OutLayout(l), Precision::kOfQ},
+      {written[1], StateLayout(l), Precision::kF32},
+      {written[2], KeySumLayout(l), Precision::kF32},
   };
-  for (const auto& [named, layout, precision] : layouts) {
-    if (!named.tensor->given()) continue;
-    if (Status status = CheckLayout(named.name, *named.tensor, layout, l.state_heads); !status.ok()) return status;
-    if (Status status = CheckFloating(named.name, *named.tensor, precision, l.dtype); !status.ok()) return status;
-  }
+  for (const Expected& one : expected)
+    if (Status status = CheckExpected(one, l); !status.ok()) return status;
   if (inputs.valid.given()) {
     if (inputs.valid.dtype != Dtype::kBool)
       return Refuse(StatusCode::kDtype, "valid is " + std::string(Name(inputs.valid.dtype)) + " and must be bool");
@@ -420,13 +280,9 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
     if (Status status = CheckData(one.name, *one.tensor); !status.ok()) return status;
 
   // Memory that is written: its elements apart from each other, and from all that is read, but for a state written over itself.
-  const Named written[] = {{"out", &out_view}, {"final_state", &state_view}, {"final_key_sum", &key_sum_view}};
-  for (size_t i = 0; i < 3; ++i) {
-    const Named& w = written[i];
+  for (const Named& w : written) {
     if (!w.tensor->given()) continue;
-    if (MayOverlapItself(*w.tensor))
-      return Refuse(StatusCode::kOverlap,
-                    std::string(w.name) + " has strides under which two of its elements share memory and each must have its own");
+    if (Status status = CheckOwnMemory(w.name, *w.tensor); !status.ok()) return status;
     for (const Named& r : given) {
       if (r.tensor == w.tensor || !r.tensor->given() || !MayOverlap(*w.tensor, *r.tensor)) continue;
       const bool own =
@@ -439,11 +295,11 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
                                                 (own ? " and must be the same view of it, or apart from it" : " and must be apart from it"));
     }
   }
-  // More bytes than an address space has are clipped, so that no sum of them overflows.
-  const ConstTensor workspace = View(static_cast<const uint8_t*>(options.workspace.data), {std::min(options.workspace.bytes, kMostElements)});
   for (const Named& one : given)
-    if (options.workspace.bytes > 0 && one.tensor->given() && MayOverlap(workspace, *one.tensor))
-      return Refuse(StatusCode::kOverlap, "workspace shares memory with " + std::string(one.name) + " and must be apart from it");
+    if (Status status = CheckApart("workspace", options.workspace, one.name, *one.tensor); !status.ok()) return status;
+  for (const Named& one : given)
+    if (Status status = CheckApart("saved", out.saved, one.name, *one.tensor); !status.ok()) return status;
+  if (Status status = CheckApart("saved", out.saved, "workspace", BytesOf(options.workspace)); !status.ok()) return status;
 
   if (options.check_values) {
     if (Status status = CheckGates(l); !status.ok()) return status;
