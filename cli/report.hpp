@@ -9,6 +9,7 @@
 
 #include "src/contract/layer.hpp"
 #include "src/proof/verify.hpp"
+#include "src/proof/verify_gradient.hpp"
 
 namespace tercet::cli {
 
@@ -22,18 +23,22 @@ std::string Shape(const ConstTensor& tensor);
 std::string Decide(std::string_view text, bool value);
 
 // The rule, the sizes and the options of a checked call.
-std::string Setting(const contract::Layer& layer, const proof::Verdict& verdict);
+std::string Setting(const contract::Layer& layer, int64_t chunk, std::string_view target);
 
 // What is planted, if anything is.
-std::string PlantText(const proof::VerifyOptions& options);
+std::string PlantText(const proof::VerifyOptions& options, bool gradient = false);
 
 // Both halves of the proof.
 std::string Halves(const proof::Verdict& verdict);
+std::string Halves(const proof::GradientVerdict& verdict);
 // Both halves as a row under `RowTitle`.
 std::string RowTitle(const proof::Verdict& verdict);
 std::string Row(std::string_view rule, const proof::Verdict& verdict);
+std::string RowTitle(const proof::GradientVerdict& verdict);
+std::string Row(std::string_view rule, const proof::GradientVerdict& verdict);
 
 Json ToJson(const proof::VerifyOptions& options, const contract::Layer& layer, const proof::Verdict& verdict);
+Json ToJson(const proof::VerifyOptions& options, const contract::Layer& layer, const proof::GradientVerdict& verdict);
 // `json` as text that is valid whatever bytes its strings hold.
 std::string Dump(const Json& json);
 

@@ -131,7 +131,7 @@ Status VerifySixTokens(proof::VerifyOptions options, bool json, Result* result) 
   }
   std::string& text = result->text;
   text = Bold("Six tokens through one layer of causal linear attention, in three forms: are they the same function?") + "\n" +
-         Setting(layer, verdict) + "\n";
+         Setting(layer, verdict.chunk, verdict.target) + "\n";
   text += PlantText(options);
   text += fmt::format("q ({0}, {1})   k ({0}, {1})   v ({0}, {2})\n\n", kTokens, kKeyDim, kValueDim);
   text += fmt::format("Attention table ({0}, {0}), of the parallel form: phi(q_i).phi(k_j) over the sum of its row. It grows as n^2.\n", kTokens) +

@@ -14,6 +14,7 @@
 #include "src/contract/tensor.hpp"
 #include "src/proof/inputs.hpp"
 #include "src/proof/verify.hpp"
+#include "src/proof/verify_gradient.hpp"
 
 namespace tercet::cli {
 namespace {
@@ -22,7 +23,7 @@ constexpr const char* kFooter = R"(
 A layer has three forms: parallel (a table of n x n affinities), recurrent (a state of fixed size, token by token) and chunkwise (a table in each
 chunk, the state handed from chunk to chunk). This computes all three and says whether they are the same function, twice over: in algebra, where
 the forms must be equal on random elements of a prime field, and in floating point, where each must be as near to a more precise reference as
-rounding allows.
+rounding allows. With --gradient it judges gradients, of the two forms that have them, in the same way.
 
 Examples
   tercet verify                                    six tokens whose numbers are built in, everything printed
@@ -32,6 +33,7 @@ Examples
                                                    the file's metadata may give rule, scale, feature_map and the like, and a flag wins over it
   tercet verify --rule linear --input q.npy --input k.npy --input v=values.npy
   tercet verify --rule all --plant decay           puts an error into the chunkwise form, to see that the proof sees it
+  tercet verify --rule all --gradient              the gradients of the recurrent and the chunkwise form
 
 Tensors named expected.out, expected.final_state and expected.final_key_sum are somebody's answers, judged like a fourth form; --tolerance says how
 exactly they were written down, relative to the largest of them.
@@ -45,7 +47,7 @@ constexpr std::string_view kLayer[] = {"rule", "chunk", "scale", "feature_map", 
 struct Command {
   Flags flags;
   std::vector<std::string> input;
-  bool json = false;
+  bool json = false, gradient = false;
 
   Status Run(Result* result);
 
@@ -57,6 +59,8 @@ struct Command {
   Status Random(Result* result);
   Status AllRules(Result* result);
   Status Files(const Tensors& tensors, Result* result);
+  Status Gradient(const std::string& title, const Inputs& inputs, Result* result);
+  std::string GradientText() const;
   Status One(const std::string& title, const Inputs& inputs, const proof::Expected& expected, Result* result);
 };
 
@@ -65,12 +69,16 @@ Status Command::Run(Result* result) {
   if (Status status = ReadTensors(input, &flags, &tensors); !status.ok()) return status;
   Options& attend = options_.attend;
   ReadLayerFlags(&flags, input.empty(), &attend);
-  attend.form = Form::kAutomatic;  // a file may give the form that `run` is to take
+  if (!flags.OnCommandLine("form")) attend.form = Form::kAutomatic;  // a file may give the form that `run` is to take
   flags.Get("seed", &options_.seed);
   flags.Get("tolerance", &options_.tolerance);
   if (!flags.status().ok()) return flags.status();
   if (Status status = ReadPlant(); !status.ok()) return status;
 
+  if (flags.OnCommandLine("form") && !gradient)
+    return {StatusCode::kInvalidOption, "--form is for --gradient; without it all three forms are computed"};
+  if (flags.OnCommandLine("tolerance") && gradient)
+    return {StatusCode::kInvalidOption, "--tolerance is for expected answers, and --gradient judges none"};
   const proof::Expected& expected = tensors.expected;
   if (flags.OnCommandLine("tolerance") && !expected.out.given() && !expected.final_state.given() && !expected.final_key_sum.given())
     return {StatusCode::kInvalidOption,
@@ -79,7 +87,7 @@ Status Command::Run(Result* result) {
   options_.progress = [&](double fraction, std::string_view doing) { progress.Update(fraction, doing); };
   if (!input.empty()) return Files(tensors, result);
   const auto given = [&](std::string_view name) { return flags.OnCommandLine(std::string(name)); };
-  if (std::none_of(std::begin(kSizes), std::end(kSizes), given) && std::none_of(std::begin(kLayer), std::end(kLayer), given))
+  if (!gradient && std::none_of(std::begin(kSizes), std::end(kSizes), given) && std::none_of(std::begin(kLayer), std::end(kLayer), given))
     return VerifySixTokens(options_, json, result);
   return flags.Text("rule") == "all" ? AllRules(result) : Random(result);
 }
@@ -149,10 +157,40 @@ Status Command::One(const std::string& title, const Inputs& inputs, const proof:
     return {};
   }
   const bool judged = expected.out.given() || expected.final_state.given() || expected.final_key_sum.given();
-  result->text = Bold(title) + "\n" + Setting(layer, verdict) + "\n" + PlantText(options_) + Halves(verdict) + "\n" +
+  result->text = Bold(title) + "\n" + Setting(layer, verdict.chunk, verdict.target) + "\n" + PlantText(options_) + Halves(verdict) + "\n" +
                  Decide(judged ? "parallel, recurrent, chunkwise and the expected answers are the same function"
                                : "parallel, recurrent and chunkwise are the same function",
                         result->holds);
+  return {};
+}
+
+// Gradients of a checked layer. The reference keeps the states of a head's every token, once in the wider type and then once a thread.
+Status VerifyGradientIfItFits(const proof::VerifyOptions& options, const contract::Layer& layer, const Inputs& inputs,
+                              proof::GradientVerdict* verdict) {
+  const int threads = options.attend.threads > 0 ? std::min(options.attend.threads, DefaultConcurrency()) : DefaultConcurrency();
+  const double states = Product({contract::LongestSequence(layer) + 1, layer.key_dim, layer.value_dim});
+  if (Status status = CheckMemory("the states of every token, from which the reference takes its gradients,",
+                                  states * (layer.f64() ? 8 : 4) * std::max(threads, 2));
+      !status.ok())
+    return status;
+  return proof::VerifyGradient(options, inputs, verdict);
+}
+
+std::string Command::GradientText() const {
+  const Form form = options_.attend.form;
+  const std::string forms = form == Form::kAutomatic ? "recurrent and the chunkwise" : std::string(Name(form));
+  return "the gradients of the " + forms + " form are the layer's derivatives";
+}
+
+Status Command::Gradient(const std::string& title, const Inputs& inputs, Result* result) {
+  contract::Layer layer;
+  if (Status status = CheckLayer(options_.attend, inputs, 4, &layer); !status.ok()) return status;
+  proof::GradientVerdict verdict;
+  if (Status status = VerifyGradientIfItFits(options_, layer, inputs, &verdict); !status.ok()) return status;
+  result->holds = verdict.same();
+  result->text = json ? Dump(ToJson(options_, layer, verdict))
+                      : Bold(title) + "\n" + Setting(layer, verdict.chunk, verdict.target) + "\n" + PlantText(options_, true) + Halves(verdict) +
+                            "\n" + Decide(GradientText(), result->holds);
   return {};
 }
 
@@ -163,6 +201,7 @@ Status Command::Files(const Tensors& tensors, Result* result) {
   if (!flags.Given("rule")) return {StatusCode::kInvalidOption, "no rule was given, by --rule or by the file's metadata; `tercet rules` lists them"};
   std::string files;
   for (const std::string& name : input) files += (files.empty() ? "" : ", ") + Escape(name);
+  if (gradient) return Gradient("The gradients of the layer of " + files + ": are they its derivatives?", tensors.inputs, result);
   return One("The layer of " + files + " in three forms: are they the same function?", tensors.inputs, tensors.expected, result);
 }
 
@@ -171,6 +210,9 @@ Status Command::Random(Result* result) {
   spec.rule = options_.attend.rule;
   if (Status status = ReadSpec(&spec); !status.ok()) return status;
   const proof::OwnedInputs inputs = proof::RandomInputs(spec);
+  if (gradient)
+    return Gradient(fmt::format("The gradients of a {} layer of random tensors (seed {}): are they its derivatives?", Name(spec.rule), spec.seed),
+                    inputs.view(), result);
   return One(fmt::format("A {} layer of random tensors (seed {}) in three forms: are they the same function?", Name(spec.rule), spec.seed),
              inputs.view(), {}, result);
 }
@@ -184,6 +226,7 @@ Status Command::AllRules(Result* result) {
   int64_t done = 0;
   contract::Layer layer;
   proof::Verdict verdict;
+  proof::GradientVerdict of_gradients;
   const auto leave_out = [&](const RuleInfo& info, const std::string& why) {
     left_out.push_back({{"rule", info.name}, {"why", why}});
     left_out_text += fmt::format("{:<13}left out: {}\n", info.name, why);
@@ -201,16 +244,17 @@ Status Command::AllRules(Result* result) {
     spec.rule = options_.attend.rule = info.rule;
     const proof::OwnedInputs inputs = proof::RandomInputs(spec);
     if (Status status = CheckLayer(options_.attend, inputs.view(), 4, &layer); !status.ok()) return status;
-    Status status = proof::Verify(options_, inputs.view(), {}, &verdict);
+    Status status =
+        gradient ? VerifyGradientIfItFits(options_, layer, inputs.view(), &of_gradients) : proof::Verify(options_, inputs.view(), {}, &verdict);
     if (status.code == StatusCode::kInvalidOption && options_.plant != proof::Plant::kNone) {
       leave_out(info, status.message);  // the call itself has just been checked, so it is the plant that can change nothing here
       continue;
     }
     if (!status.ok()) return {status.code, fmt::format("{}: {}", info.name, status.message)};
-    if (done++ == 0) rows += RowTitle(verdict);
-    rows += Row(info.name, verdict);
-    rules.push_back(ToJson(options_, layer, verdict));
-    result->holds &= verdict.same();
+    if (done++ == 0) rows += gradient ? RowTitle(of_gradients) : RowTitle(verdict);
+    rows += gradient ? Row(info.name, of_gradients) : Row(info.name, verdict);
+    rules.push_back(gradient ? ToJson(options_, layer, of_gradients) : ToJson(options_, layer, verdict));
+    result->holds &= gradient ? of_gradients.same() : verdict.same();
   }
   if (done == 0) return {StatusCode::kInvalidOption, "no rule is left to judge: " + left_out[0]["why"].get<std::string>()};
   if (json) {
@@ -218,13 +262,20 @@ Status Command::AllRules(Result* result) {
     return {};
   }
   const proof::Algebra& algebra = verdict.algebra;
-  result->text = Bold(fmt::format("Every rule on random tensors (seed {}) in three forms: are they the same function?", spec.seed)) +
+  const proof::GradientAlgebra& formula = of_gradients.algebra;
+  const std::string title = gradient ? "The gradients of every rule on random tensors (seed {}): are they its derivatives?"
+                                     : "Every rule on random tensors (seed {}) in three forms: are they the same function?";
+  const std::string size =
+      gradient ? fmt::format("tokens {}, key_dim {}, value_dim {}", formula.tokens, formula.key_dim, formula.value_dim)
+               : fmt::format("tokens {}, key_dim {}, value_dim {}, chunk {}", algebra.tokens, algebra.key_dim, algebra.value_dim, algebra.chunk);
+  result->text = Bold(fmt::format(fmt::runtime(title), spec.seed)) +
                  fmt::format("\n  batch {}, tokens {}, heads {}, key_dim {}, value_dim {}, {}, chunk {}, target {}\n", layer.batch, layer.tokens,
-                             layer.out_heads, layer.key_dim, layer.value_dim, Name(layer.dtype), verdict.chunk, verdict.target) +
-                 fmt::format("  in algebra tokens {}, key_dim {}, value_dim {}, chunk {}; `tercet verify --rule RULE` shows all numbers of one\n\n",
-                             algebra.tokens, algebra.key_dim, algebra.value_dim, algebra.chunk) +
-                 PlantText(options_) + rows + left_out_text + "\n" +
-                 Decide(fmt::format("parallel, recurrent and chunkwise are the same function, for {} rules", done), result->holds);
+                             layer.out_heads, layer.key_dim, layer.value_dim, Name(layer.dtype), gradient ? of_gradients.chunk : verdict.chunk,
+                             gradient ? of_gradients.target : verdict.target) +
+                 fmt::format("  in algebra {}; `tercet verify --rule RULE{}` shows all numbers of one\n\n", size, gradient ? " --gradient" : "") +
+                 PlantText(options_, gradient) + rows + left_out_text + "\n" +
+                 Decide(fmt::format("{}, for {} rules", gradient ? GradientText() : "parallel, recurrent and chunkwise are the same function", done),
+                        result->holds);
   return {};
 }
 
@@ -250,8 +301,10 @@ Action AddVerify(CLI::App* command) {
   random("dtype", "DTYPE", "f32 (the default), f64, bf16 or f16");
   flags->Add(command, "seed", "N", "of the random tensors and of the proof; by default 1");
   flags->Add(command, "tolerance", "X", "of the expected answers, relative to their largest; by default 0: written down to the last bit");
-  flags->Add(command, "plant", "ERROR", "decay, scale or mask: an error for the chunkwise form");
+  flags->Add(command, "plant", "ERROR", "decay, scale or mask: an error for the chunkwise form, or for its gradients");
   flags->Add(command, "plant_in", "HALF", "algebra, floating-point or both (the default)");
+  command->add_flag("--gradient", self->gradient, "the gradients of the recurrent and the chunkwise form; the parallel form has none");
+  flags->Add(command, "form", "FORM", "with --gradient: recurrent or chunkwise alone");
   command->add_flag("--json", self->json, "the verdict as one JSON object");
   return [self](Result* result) { return self->Run(result); };
 }

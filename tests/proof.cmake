@@ -12,6 +12,10 @@ add_executable(proof_test ${CMAKE_CURRENT_LIST_DIR}/proof_test.cc)
 target_link_libraries(proof_test PRIVATE tercet_proof GTest::gtest_main)
 gtest_discover_tests(proof_test)
 
+add_executable(proof_gradient_test ${CMAKE_CURRENT_LIST_DIR}/proof_gradient_test.cc)
+target_link_libraries(proof_gradient_test PRIVATE tercet_proof GTest::gtest_main)
+gtest_discover_tests(proof_gradient_test)
+
 # The sweep of docs/proof.md, by hand.
 add_executable(proof_sweep EXCLUDE_FROM_ALL ${CMAKE_CURRENT_LIST_DIR}/proof_sweep.cc)
 target_link_libraries(proof_sweep PRIVATE tercet_proof)

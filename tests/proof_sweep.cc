@@ -1,15 +1,19 @@
 // The sweep of docs/proof.md, printed as its two tables: the largest ratio of a right form, and the smallest of a form with a planted error. Not a
 // test of its own, for it takes minutes: build the target proof_sweep and run it; `proof_sweep bf16` (or f16) sweeps that dtype in the place of f32.
+// `proof_sweep gradient [LAYERS]` draws so many layers a rule and sweeps their gradients.
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "src/proof/inputs.hpp"
 #include "src/proof/verify.hpp"
+#include "src/proof/verify_gradient.hpp"
 
 namespace tercet::proof {
 namespace {
@@ -138,12 +142,94 @@ int Run(Dtype dtype) {
   return wrong == 0 && missed == 0 ? 0 : 1;
 }
 
+// Layers of every size, dtype, feature map, head count and chunk that a rule may have.
+RandomSpec DrawLayer(const RuleInfo& info, std::mt19937_64& words, Options* attend) {
+  const auto one_of = [&](const auto& list) { return list[words() % std::size(list)]; };
+  const auto between = [&](int64_t least, int64_t most) { return least + static_cast<int64_t>(words() % static_cast<uint64_t>(most - least + 1)); };
+  const Dtype dtypes[] = {Dtype::kF32, Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kF16};
+  const FeatureMap maps[] = {FeatureMap::kIdentity, FeatureMap::kIdentity, FeatureMap::kEluPlusOne, FeatureMap::kRelu, FeatureMap::kL2Norm};
+  const int64_t dims[] = {1, 2, 3, 5, 8, 16, 17, 33, 64};
+  const int64_t chunks[] = {0, 0, 1, 7, 16, 32, 64, 200};
+  RandomSpec spec;
+  spec.rule = info.rule;
+  spec.dtype = one_of(dtypes);
+  spec.tokens = words() % 3 == 0 ? between(1, 9) : between(10, 200);
+  spec.key_dim = one_of(dims);
+  spec.value_dim = one_of(dims);
+  spec.feature_map = one_of(maps);
+  spec.normalize = info.can_normalize && words() % 4 == 0;
+  spec.initial_state = words() % 3 != 0;
+  if (words() % 4 == 0) spec.valid_fraction = 0.8;
+  if (words() % 4 == 0) spec.offsets = {0, spec.tokens / 3, spec.tokens / 3, spec.tokens};
+  spec.heads = between(1, 2);
+  if (words() % 4 == 0) spec.q_heads = 4, spec.k_heads = 1, spec.v_heads = 2, spec.gate_heads = 1;
+  spec.seed = words();
+  attend->rule = info.rule;
+  attend->feature_map = spec.feature_map;
+  attend->normalize = spec.normalize;
+  attend->chunk = one_of(chunks);
+  return spec;
+}
+
+int RunGradients(int layers) {
+  int64_t judged = 0, wrong = 0, planted = 0, missed = 0;
+  std::printf("| rule | layers | recurrent | chunkwise | decay | scale | mask |\n|---|---|---|---|---|---|---|\n");
+  for (const RuleInfo& info : Rules()) {
+    std::mt19937_64 words(1);
+    double worst[2] = {};
+    std::array<double, 4> least;
+    least.fill(std::numeric_limits<double>::infinity());
+    for (int layer = 0; layer < layers; ++layer) {
+      VerifyOptions options;
+      const RandomSpec spec = DrawLayer(info, words, &options.attend);
+      options.seed = spec.seed;
+      options.plant = layer % 4 == 0 ? static_cast<Plant>(1 + layer / 4 % 3) : Plant::kNone;
+      const OwnedInputs inputs = RandomInputs(spec);
+      GradientVerdict verdict;
+      if (!VerifyGradient(options, inputs.view(), &verdict).ok()) continue;
+      double ratios[2] = {};
+      for (const Judgement& judgement : verdict.judgements) {
+        double& ratio = ratios[judgement.form != "recurrent"];
+        ratio = std::max(ratio, judgement.ratio);
+        const bool of_plant = options.plant != Plant::kNone && judgement.form != "recurrent";
+        if (!of_plant && judgement.ratio > 3)
+          std::fprintf(stderr, "%s %s %s T %lld K %lld V %lld chunk %lld map %s%s: %s %s %.3g\n", std::string(info.name).c_str(),
+                       std::string(Name(spec.dtype)).c_str(), spec.offsets.empty() ? "" : "packed", static_cast<long long>(spec.tokens),
+                       static_cast<long long>(spec.key_dim), static_cast<long long>(spec.value_dim), static_cast<long long>(verdict.chunk),
+                       std::string(Name(spec.feature_map)).c_str(), spec.normalize ? " normalised" : "", judgement.form.c_str(),
+                       judgement.tensor.c_str(), judgement.ratio);
+        judged += !of_plant;
+        wrong += !of_plant && !judgement.same;
+      }
+      worst[0] = std::max(worst[0], ratios[0]);
+      if (options.plant == Plant::kNone) {
+        worst[1] = std::max(worst[1], ratios[1]);
+        wrong += !verdict.algebra.same;
+      } else {
+        double& smallest = least[static_cast<size_t>(options.plant)];
+        smallest = std::min(smallest, ratios[1]);
+        ++planted;
+        missed += verdict.algebra.same || verdict.same() || ratios[1] <= verdict.limit;
+      }
+    }
+    std::printf("| %s | %d | %.2f | %.2f |", std::string(info.name).c_str(), layers, worst[0], worst[1]);
+    for (size_t plant = 1; plant < least.size(); ++plant)
+      std::printf(least[plant] < std::numeric_limits<double>::infinity() ? " %.1e |" : " - |", least[plant]);
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+  std::printf("%lld gradients, %lld of them said not to be the layer's; %lld planted errors, %lld of them not seen in one half or the other\n",
+              static_cast<long long>(judged), static_cast<long long>(wrong), static_cast<long long>(planted), static_cast<long long>(missed));
+  return wrong == 0 && missed == 0 ? 0 : 1;
+}
+
 }  // namespace
 }  // namespace tercet::proof
 
 int main(int count, char** arguments) {
+  if (count > 1 && std::string(arguments[1]) == "gradient") return tercet::proof::RunGradients(count > 2 ? std::atoi(arguments[2]) : 100);
   for (const tercet::Dtype dtype : {tercet::Dtype::kF32, tercet::Dtype::kBF16, tercet::Dtype::kF16})
     if (count < 2 || tercet::Name(dtype) == arguments[1]) return tercet::proof::Run(dtype);
-  std::fprintf(stderr, "proof_sweep takes nothing, bf16 or f16\n");
+  std::fprintf(stderr, "proof_sweep takes nothing, bf16, f16 or gradient\n");
   return 2;
 }

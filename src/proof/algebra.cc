@@ -1,13 +1,16 @@
 #include "src/proof/algebra.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <random>
 #include <vector>
 
 #include "src/reference/chunkwise.hpp"
 #include "src/reference/degree.hpp"
+#include "src/reference/dual.hpp"
 #include "src/reference/field.hpp"
+#include "src/reference/gradient.hpp"
 #include "src/reference/parallel.hpp"
 #include "src/reference/recurrent.hpp"
 
@@ -17,7 +20,9 @@ namespace {
 
 using reference::Answer;
 using reference::Degree;
+using reference::Dual;
 using reference::Field;
+using reference::Gradient;
 using reference::Head;
 
 // Under these a draw of the costliest rule takes about 50 ms.
@@ -87,6 +92,58 @@ int64_t DegreeOf(const Answer<Degree>& a, bool normalize) {
   return std::max(normalize ? 3 * quotients : quotients, polynomials);
 }
 
+// What a head is given and the gradients to it, in one order.
+template <class T>
+std::array<std::vector<T>*, 10> Parts(Head<T>& h) {
+  return {&h.q, &h.k, &h.v, &h.D, &h.beta, &h.remove, &h.write, &h.bonus, &h.S0, &h.z0};
+}
+template <class T>
+std::array<std::vector<T>*, 10> Parts(Gradient<T>& d) {
+  return {&d.q, &d.k, &d.v, &d.log_decay, &d.beta, &d.remove, &d.write, &d.bonus, &d.S0, &d.z0};
+}
+
+// A derivative, told twice: as a product with the gradients, and by dual numbers. Of log D, so D times the direction there.
+template <class T>
+struct Derivative {
+  T by_gradient = T(0), by_dual = T(0);
+  int64_t numbers = 0;  // of the gradients
+};
+template <class T, class Draw>
+Derivative<T> DerivativeAlong(const contract::Layer& layer, const Algebra& size, Plant plant, Draw draw) {
+  Head<T> h = DrawHead<T>(layer, size, draw), direction = DrawHead<T>(layer, size, draw);
+  Answer<T> weights = Recurrent(h);
+  for (std::vector<T>* part : {&weights.out, &weights.state, &weights.z})
+    for (T& x : *part) x = draw();
+
+  Derivative<T> derivative;
+  Gradient<T> gradient = GradientOf(h, weights, plant);
+  derivative.by_gradient = gradient.scale * direction.scale;
+  Head<Dual<T>> dual;
+  dual.update = h.update;
+  dual.normalize = h.normalize;
+  dual.n = h.n;
+  dual.K = h.K;
+  dual.V = h.V;
+  dual.scale = Dual<T>(h.scale, direction.scale);
+  for (size_t part = 0; part < Parts(h).size(); ++part) {
+    const std::vector<T>&x = *Parts(h)[part], &along = *Parts(direction)[part], &to = *Parts(gradient)[part];
+    for (size_t i = 0; i < x.size(); ++i) {
+      Parts(dual)[part]->push_back(Dual<T>(x[i], part == 3 ? x[i] * along[i] : along[i]));
+      derivative.by_gradient = derivative.by_gradient + to[i] * along[i];
+    }
+    derivative.numbers += static_cast<int64_t>(x.size());
+  }
+  derivative.numbers += h.normalize ? 0 : 1;
+  const Answer<Dual<T>> answer = Recurrent(dual);
+  const auto add = [&](const std::vector<Dual<T>>& x, const std::vector<T>& weight) {
+    for (size_t i = 0; i < x.size(); ++i) derivative.by_dual = derivative.by_dual + weight[i] * x[i].derivative();
+  };
+  add(answer.out, weights.out);
+  add(answer.state, weights.state);
+  add(answer.z, weights.z);
+  return derivative;
+}
+
 }  // namespace
 
 Algebra ProveInAlgebra(const contract::Layer& layer, int64_t chunk, int draws, uint64_t seed, Plant plant) {
@@ -108,6 +165,39 @@ Algebra ProveInAlgebra(const contract::Layer& layer, int64_t chunk, int draws, u
     algebra.chunkwise_is_recurrent &= Same(chunkwise, recurrent);
     algebra.chunkwise_is_parallel &= Same(chunkwise, parallel);
     algebra.compared = static_cast<int64_t>(recurrent.out.size() + recurrent.state.size() + recurrent.z.size());
+  }
+  return algebra;
+}
+
+GradientAlgebra ProveGradientInAlgebra(const contract::Layer& layer, int draws, uint64_t seed, Plant plant) {
+  Algebra size;
+  ChooseSize(layer, std::max<int64_t>(contract::LongestSequence(layer), 1), &size);
+  GradientAlgebra algebra;
+  algebra.tokens = size.tokens;
+  algebra.key_dim = size.key_dim;
+  algebra.value_dim = size.value_dim;
+  algebra.whole = size.whole;
+  algebra.draws = draws;
+
+  const auto variable = [] { return Degree::Variable(); };
+  const Derivative<Degree> degrees = DerivativeAlong<Degree>(layer, size, plant, variable);
+  algebra.degree = std::max(degrees.by_gradient.value(), degrees.by_dual.value());
+  algebra.compared = degrees.numbers;
+  if (layer.normalize) {
+    // A sum of quotients by squares of the rows' denominators: multiplied by all of these it is a polynomial, and once more, for a denominator that
+    // is zero, where both may agree.
+    const Answer<Degree> answer = Recurrent(DrawHead<Degree>(layer, size, variable));
+    int64_t denominator = 0;
+    for (const Degree& d : answer.out) denominator = std::max(denominator, d.value());
+    algebra.degree += 3 * size.tokens * denominator;
+  }
+  algebra.log2_failure = draws * (std::log2(static_cast<double>(algebra.degree)) - std::log2(static_cast<double>(Field::kPrime)));
+
+  std::mt19937_64 words(seed);
+  algebra.same = true;
+  for (int draw = 0; draw < draws; ++draw) {
+    const Derivative<Field> derivative = DerivativeAlong<Field>(layer, size, plant, [&] { return Field::Random(words); });
+    algebra.same &= derivative.by_gradient == derivative.by_dual;
   }
   return algebra;
 }

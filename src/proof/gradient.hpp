@@ -3,6 +3,7 @@
 #define TERCET_SRC_PROOF_GRADIENT_HPP_
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -21,6 +22,31 @@ struct InputGradients {
   std::vector<T> q, k, v, log_decay, beta, remove, write, bonus, initial_state, initial_key_sum;
   T scale = T(0);
 };
+
+template <class T>
+struct Flat {
+  T* data;
+  int64_t count;
+};
+// All of them, the last one the scale's one number.
+inline constexpr int kGradients = 11;
+inline constexpr const char* kGradientNames[kGradients] = {
+    "q", "k", "v", "log_decay", "beta", "remove", "write", "bonus", "initial_state", "initial_key_sum", "scale"};
+template <class T>
+std::array<Flat<T>, kGradients> FlatOf(InputGradients<T>& a) {
+  const auto of = [](std::vector<T>& x) { return Flat<T>{x.data(), static_cast<int64_t>(x.size())}; };
+  return {of(a.q),
+          of(a.k),
+          of(a.v),
+          of(a.log_decay),
+          of(a.beta),
+          of(a.remove),
+          of(a.write),
+          of(a.bonus),
+          of(a.initial_state),
+          of(a.initial_key_sum),
+          Flat<T>{&a.scale, 1}};
+}
 
 template <class T>
 InputGradients<T> ZeroGradients(const contract::Layer& layer) {
@@ -60,13 +86,14 @@ reference::Answer<T> GivenGradient(const contract::Layer& layer, const OutputGra
 
 // Adds what one state head of one sequence contributes. Heads of a group write to the same numbers.
 template <class T>
-void AddGradient(const contract::Layer& layer, const OutputGradients& given, int64_t number, int64_t s, InputGradients<T>* sum) {
+void AddGradient(const contract::Layer& layer, const OutputGradients& given, int64_t number, int64_t s, reference::Plant plant,
+                 InputGradients<T>* sum) {
   const contract::Sequence sequence = contract::SequenceAt(layer, number);
   const std::vector<int64_t> tokens = ValidTokens(layer, sequence);
   const reference::Head<T> raw = GivenHead<T>(layer, number, tokens, s);
   reference::Head<T> h = raw;
   MapHead(layer, &h);
-  reference::Gradient<T> d = reference::GradientOf(h, GivenGradient<T>(layer, given, number, tokens, s));
+  reference::Gradient<T> d = reference::GradientOf(h, GivenGradient<T>(layer, given, number, tokens, s), plant);
   const int64_t n = h.n, K = h.K, V = h.V, G = h.G;
   for (int64_t row = 0; row < G * n; ++row) MapGradient(layer.feature_map, layer.eps, K, raw.q.data() + row * K, d.q.data() + row * K);
   for (int64_t row = 0; row < n; ++row) MapGradient(layer.feature_map, layer.eps, K, raw.k.data() + row * K, d.k.data() + row * K);
@@ -104,10 +131,10 @@ void AddGradient(const contract::Layer& layer, const OutputGradients& given, int
 
 // The gradients of a call that has been checked. `given` has the shapes of the outputs, which nobody looks at again.
 template <class T>
-InputGradients<T> GradientsOf(const contract::Layer& layer, const OutputGradients& given) {
+InputGradients<T> GradientsOf(const contract::Layer& layer, const OutputGradients& given, reference::Plant plant = reference::Plant::kNone) {
   InputGradients<T> sum = ZeroGradients<T>(layer);
   for (int64_t number = 0; number < layer.sequences; ++number)
-    for (int64_t s = 0; s < layer.state_heads; ++s) AddGradient(layer, given, number, s, &sum);
+    for (int64_t s = 0; s < layer.state_heads; ++s) AddGradient(layer, given, number, s, plant, &sum);
   return sum;
 }
 

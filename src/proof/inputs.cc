@@ -87,6 +87,14 @@ class Numbers {
   std::mt19937_64 words_;
 };
 
+template <class Number>
+Owned Fill(uint64_t seed, Dtype dtype, std::string_view name, std::vector<int64_t> shape, Number number) {
+  Owned tensor = Owned::Zeros(dtype, std::move(shape));
+  Numbers numbers(seed, name);
+  for (int64_t i = 0; i < tensor.size(); ++i) tensor.Set(i, number(numbers));
+  return tensor;
+}
+
 // Rows of unit norm along the last axis.
 void Normalize(Owned* tensor) {
   const int64_t n = tensor->shape.back();
@@ -160,10 +168,7 @@ OwnedInputs RandomInputs(const RandomSpec& spec) {
   const int64_t sequences = spec.offsets.empty() ? B : static_cast<int64_t>(spec.offsets.size()) - 1;
   const Dtype gate_dtype = spec.gate_dtype.value_or(spec.dtype), state_dtype = contract::StateDtype(spec.dtype);
   const auto fill = [&](Dtype dtype, std::string_view name, std::vector<int64_t> shape, auto number) {
-    Owned tensor = Owned::Zeros(dtype, std::move(shape));
-    Numbers numbers(spec.seed, name);
-    for (int64_t i = 0; i < tensor.size(); ++i) tensor.Set(i, number(numbers));
-    return tensor;
+    return Fill(spec.seed, dtype, name, std::move(shape), number);
   };
   const auto normal = [](Numbers& numbers) { return numbers.Normal(); };
   const auto uniform = [](Numbers& numbers) { return numbers.Uniform(); };
@@ -227,6 +232,17 @@ OwnedInputs RandomInputs(const RandomSpec& spec) {
     for (int64_t i = 0; i < in.valid.size(); ++i) in.valid.Set(i, numbers.Uniform() < spec.valid_fraction ? 1 : 0);
   }
   return in;
+}
+
+OwnedOutputGradients RandomOutputGradients(const contract::Layer& layer, uint64_t seed) {
+  const auto normal = [](Numbers& numbers) { return numbers.Normal(); };
+  OwnedOutputGradients d;
+  d.out = Fill(seed, layer.dtype, "gradient of out", {layer.batch, layer.tokens, layer.out_heads, layer.value_dim}, normal);
+  d.final_state =
+      Fill(seed, layer.state_dtype(), "gradient of final_state", {layer.sequences, layer.state_heads, layer.key_dim, layer.value_dim}, normal);
+  if (layer.normalize)
+    d.final_key_sum = Fill(seed, layer.state_dtype(), "gradient of final_key_sum", {layer.sequences, layer.state_heads, layer.key_dim}, normal);
+  return d;
 }
 
 }  // namespace tercet::proof

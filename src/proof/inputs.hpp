@@ -11,6 +11,10 @@
 
 #include "tercet/tercet.hpp"
 
+namespace tercet::contract {
+struct Layer;
+}
+
 namespace tercet::proof {
 
 // Memory that begins with a cache line, as the arrays of NumPy's and PyTorch's allocators do: else every row of a benchmark would straddle one more.
@@ -66,6 +70,14 @@ struct RandomSpec {
 // write = kappa a with kappa of unit norm and a in (0, 1).
 // Numbers are drawn in double and rounded to the dtype. The same spec gives the same numbers on every machine.
 OwnedInputs RandomInputs(const RandomSpec& spec);
+
+struct OwnedOutputGradients {
+  Owned out, final_state, final_key_sum;
+  OutputGradients view() const { return {out.view(), final_state.view(), final_key_sum.view()}; }
+};
+
+// Normal numbers in the shapes and dtypes of what the layer gives, drawn likewise.
+OwnedOutputGradients RandomOutputGradients(const contract::Layer& layer, uint64_t seed);
 
 }  // namespace tercet::proof
 

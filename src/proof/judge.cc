@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "src/contract/tensor.hpp"
+#include "src/proof/difference.hpp"
 #include "src/proof/heads.hpp"
 #include "src/proof/monte_carlo.hpp"
 #include "src/proof/span_noise.hpp"
@@ -20,7 +21,6 @@ namespace {
 using reference::Answer;
 using reference::Head;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Work of a thread between two reports of progress, in numbers of the state that are updated: a second or two.
 constexpr double kBatch = 1 << 28;
 // Numbers of the state that the noisy runs of a small layer may update beyond the draws asked for, some hundredths of a second, and the draws that
@@ -32,29 +32,6 @@ constexpr double kSlice = 1 << 28;
 
 enum Tensors { kOut, kState, kKeySum, kTensorCount };
 constexpr const char* kTensorNames[] = {"out", "final_state", "final_key_sum"};
-
-// How far numbers lie from the truth, over the ones that are finite in both.
-struct Difference {
-  long double squares = 0;
-  int64_t count = 0;
-  double largest = 0;
-  double masked = 0;     // the largest number in rows of out that belong to tokens that are not valid, where there must be zeros
-  bool differs = false;  // a number is finite in one and not in the other
-
-  // `most` is the largest number that the tensor's dtype can hold: what is beyond it is not finite there.
-  void Add(long double truth, long double value, long double most) {
-    const bool finite = std::abs(truth) <= most;
-    if (!finite || !(std::abs(value) <= most)) {
-      differs |= finite != (std::abs(value) <= most);
-      return;
-    }
-    const long double d = value - truth;
-    squares += d * d;
-    largest = std::max(largest, static_cast<double>(std::abs(d)));
-    ++count;
-  }
-  long double MeanSquare() const { return count == 0 ? 0 : squares / static_cast<long double>(count); }
-};
 
 // A state head of a sequence. Its answer is judged in parts, each a group of its own: out for each output head, the state, the key sum.
 template <class T>
@@ -90,8 +67,6 @@ Numbers<T> PartOf(const Answer<T>& answer, int64_t part, int64_t G) {
       return {answer.z.data(), static_cast<int64_t>(answer.z.size())};
   }
 }
-
-const Narrower* NarrowerOf(Dtype dtype) { return dtype == Dtype::kBF16 ? &kBF16 : dtype == Dtype::kF16 ? &kF16 : nullptr; }
 
 // What a group comes to.
 struct Group {
@@ -188,10 +163,7 @@ class Judge {
  private:
   const Narrower* NarrowerAt(int64_t part, int64_t G) const { return TensorOf(part, G) == kOut ? narrower_ : nullptr; }
   // The largest number that a part's dtype can hold, or what rounds to it.
-  long double MostOf(int64_t part, int64_t G) const {
-    const Narrower* narrower = NarrowerAt(part, G);
-    return narrower != nullptr ? std::nextafter(narrower->edge, 0.0) : static_cast<long double>(std::numeric_limits<W>::max());
-  }
+  long double MostOf(int64_t part, int64_t G) const { return MostOfDtype<W>(NarrowerAt(part, G)); }
 
   // Numbers of all states that one run updates, at least 1.
   static double Updates(const contract::Layer& layer) {
@@ -284,24 +256,13 @@ class Judge {
       Group group;
       group.tensor = TensorOf(part, unit.head.G);
       const Numbers<T> truth = PartOf(unit.truth, part, unit.head.G);
-      const long double most = MostOf(part, unit.head.G);
-      // Rounding an answer once costs up to half a unit in its last place, however lucky the draws were: taken as half a unit in the last place of 1,
-      // and of each number where out is rounded once more, for there that is most of the noise.
-      constexpr long double kHalfAUnit = std::numeric_limits<W>::epsilon() / 2;
-      const Narrower* narrower = NarrowerAt(part, unit.head.G);
-      Difference size, rounding;  // from zero: how large the numbers are, and what rounding costs
-      for (int64_t i = 0; i < truth.count; ++i) {
-        const auto x = static_cast<long double>(truth.data[i]);
-        size.Add(0, x, most);
-        if (std::abs(x) <= most) rounding.Add(0, narrower != nullptr ? narrower->Unit(static_cast<double>(x)) / 2 : kHalfAUnit * x, most);
-      }
-      const long double floor = std::sqrt(rounding.MeanSquare());
+      Floor<W> floor(NarrowerAt(part, unit.head.G));
+      for (int64_t i = 0; i < truth.count; ++i) floor.Add(truth.data[i]);
       long double mean = 0;
       for (const std::vector<long double>& draw : unit.drawn) mean += draw[part] / draws_;
-      group.largest = size.largest;
+      group.largest = floor.largest();
       for (size_t i = 0; i < candidates_.size(); ++i) {
-        const long double carried = unit.carried[i][part] * kHalfAUnit * kHalfAUnit;
-        group.noise.push_back(static_cast<double>(std::max(std::sqrt(mean + carried), floor) + std::numeric_limits<W>::min()));
+        group.noise.push_back(floor.Noise(mean + unit.carried[i][part] * kHalfAUnit<W> * kHalfAUnit<W>));
         group.differences.push_back(DifferenceOf(candidates_[i], unit, part, truth));
       }
       groups.push_back(group);

@@ -80,6 +80,31 @@ Working RoundAtRandom(Wider<Working> x, uint32_t word) {
   return std::abs(rounded) < Limits::min() ? Working(0) : rounded;
 }
 
+inline constexpr uint64_t kBelowFloat = (uint64_t{1} << 29) - 1;  // the bits of a double below a float's last
+
+// The same on the bits of x, which is fast.
+template <class Working>
+Working RoundBits(Wider<Working> x, uint32_t word) {
+  if constexpr (std::is_same_v<Working, float>) {
+    // 29 random bits are added below the last bit of a float and cut off: they carry with the right chance.
+    const double z = std::bit_cast<double>((std::bit_cast<uint64_t>(x) + (word & kBelowFloat)) & ~kBelowFloat);
+    return static_cast<float>(std::abs(z) < std::numeric_limits<float>::min() ? 0.0 : z);
+  } else if constexpr (kHasX87) {
+    // The same with the 11 bits that x87 has more, on the integers, for x87 itself only rounds to nearest at this speed.
+    uint64_t mantissa;
+    uint16_t head;
+    std::memcpy(&mantissa, reinterpret_cast<const char*>(&x), 8);
+    std::memcpy(&head, reinterpret_cast<const char*>(&x) + 8, 2);
+    const uint32_t exponent = (head & 0x7fffu) - 15361u;  // of a double, less one: the mantissa's leading bit adds it
+    if (exponent > 2045) return RoundAtRandom<double>(x, word);
+    const uint64_t carry = ((mantissa & 0x7ff) + (word >> 21)) >> 11;
+    const uint64_t bits = (static_cast<uint64_t>(exponent) << 52) + (mantissa >> 11) + carry;
+    return std::bit_cast<double>(bits | static_cast<uint64_t>(head >> 15) << 63);
+  } else {
+    return RoundAtRandom<Working>(x, word);
+  }
+}
+
 // A dtype narrower than any C++ type: numbers of so many digits, of which none is smaller than `least`, and `edge` is the first that rounds to inf.
 struct Narrower {
   int digits;
@@ -114,31 +139,7 @@ class MonteCarlo {
   // y = x, each number rounded as RoundAtRandom does.
   void Round(const Wide* x, int64_t n, Stored* y) {
     const uint32_t* words = words_.Row(n);
-    if constexpr (std::is_same_v<Working, float>) {
-      // 29 random bits are added below the last bit of a float and cut off: they carry with the right chance.
-      for (int64_t i = 0; i < n; ++i) {
-        const double z = std::bit_cast<double>((std::bit_cast<uint64_t>(x[i]) + (words[i] & kBelowFloat)) & ~kBelowFloat);
-        y[i] = static_cast<float>(std::abs(z) < std::numeric_limits<float>::min() ? 0.0 : z);
-      }
-    } else if constexpr (kHasX87) {
-      // The same with the 11 bits that x87 has more, on the integers, for x87 itself only rounds to nearest at this speed.
-      for (int64_t i = 0; i < n; ++i) {
-        uint64_t mantissa;
-        uint16_t head;
-        std::memcpy(&mantissa, reinterpret_cast<const char*>(x + i), 8);
-        std::memcpy(&head, reinterpret_cast<const char*>(x + i) + 8, 2);
-        const uint32_t exponent = (head & 0x7fffu) - 15361u;  // of a double, less one: the mantissa's leading bit adds it
-        if (exponent > 2045) {
-          y[i] = RoundAtRandom<double>(x[i], words[i]);
-          continue;
-        }
-        const uint64_t carry = ((mantissa & 0x7ff) + (words[i] >> 21)) >> 11;
-        const uint64_t bits = (static_cast<uint64_t>(exponent) << 52) + (mantissa >> 11) + carry;
-        y[i] = std::bit_cast<double>(bits | static_cast<uint64_t>(head >> 15) << 63);
-      }
-    } else {
-      for (int64_t i = 0; i < n; ++i) y[i] = RoundAtRandom<Working>(x[i], words[i]);
-    }
+    for (int64_t i = 0; i < n; ++i) y[i] = RoundBits<Working>(x[i], words[i]);
   }
 
   // y = x times a random number within half a unit in the last place of 1: x as the factor of products that are rounded. One error is drawn for all
@@ -188,8 +189,6 @@ class MonteCarlo {
   }
 
  private:
-  static constexpr uint64_t kBelowFloat = (uint64_t{1} << 29) - 1;  // the bits of a double below a float's last
-
   RandomWords words_;
 };
 

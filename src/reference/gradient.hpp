@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "src/reference/head.hpp"
+#include "src/reference/plant.hpp"
 #include "src/reference/recurrent.hpp"
 
 namespace tercet::reference {
@@ -40,11 +41,14 @@ struct Gradient {
   T scale = T(0);
 };
 
-// `d` holds dO, dS_T and dz_T, in the shapes of the head's answer.
+// `d` holds dO, dS_T and dz_T, in the shapes of the head's answer. A plant puts in its error: dS has faded by a token's own decay when that token's
+// write looks at it, the scale is left out of dm, or what a token reads of its own write passes nothing on (rwkv6: it does).
 template <class T>
-Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d) {
+Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant::kNone) {
   const int64_t n = h.n, K = h.K, V = h.V;
   const bool reads_before = h.update == Update::kAddReadBefore;
+  const bool joins_after = reads_before != (plant == Plant::kMask), fades_before = plant == Plant::kDecay;
+  const T scale = plant == Plant::kScale ? T(1) : h.scale;
   const bool delta = h.update == Update::kDelta, rank_one = h.update == Update::kRankOne;
 
   // S_0 ... S_n and z_0 ... z_n.
@@ -69,7 +73,7 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d) {
   std::vector<T>& dz = a.z0;
 
   std::vector<T> m(V), dm(V), p(V), dp(V), u(V), du(V), r(K), w(K), dr(K), dw(K);
-  std::vector<T> dM(K * V), dy(K);  // what rwkv6's reads of a token add to dS and dz after its step
+  std::vector<T> dM(K * V), dy(K);  // what the reads of a token add to dS and dz, in rwkv6 after its step
 
   for (int64_t t = n - 1; t >= 0; --t) {
     const T *k = h.k.data() + t * K, *v = h.v.data() + t * V, *D = h.D.data() + t * K;
@@ -99,7 +103,7 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d) {
       } else {
         a.scale = a.scale + m_dO;
       }
-      for (int64_t e = 0; e < V; ++e) dm[e] = h.normalize ? dO[e] / divisor : h.scale * dO[e];
+      for (int64_t e = 0; e < V; ++e) dm[e] = h.normalize ? dO[e] / divisor : scale * dO[e];
       for (int64_t c = 0; c < K; ++c) {
         for (int64_t e = 0; e < V; ++e) {
           dq[c] = dq[c] + M(c, e) * dm[e];
@@ -121,10 +125,16 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d) {
         a.bonus[c] = a.bonus[c] + own * k[c];
         dk[c] = dk[c] + own * h.bonus[c];
       }
-    } else {
+    }
+    const auto join = [&] {
       for (int64_t i = 0; i < K * V; ++i) dS[i] = dS[i] + dM[i];
       for (int64_t c = 0; h.normalize && c < K; ++c) dz[c] = dz[c] + dy[c];
-    }
+    };
+    if (!joins_after) join();
+    const auto fade = [&] {
+      for (int64_t i = 0; i < K * V; ++i) dS[i] = D[i / V] * dS[i];
+    };
+    if (fades_before) fade();
 
     // The step: S_t = D S_{t-1} + w p' + k u' with p = S_{t-1}' r.
     const T beta = delta ? h.beta[t] : T(1);
@@ -149,7 +159,7 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d) {
         dw[c] = dw[c] + dS[c * V + e] * p[e];
         dr[c] = dr[c] + before[c * V + e] * dp[e];
         dD = dD + dS[c * V + e] * before[c * V + e];
-        dS[c * V + e] = D[c] * dS[c * V + e] + r[c] * dp[e];
+        dS[c * V + e] = (fades_before ? dS[c * V + e] : D[c] * dS[c * V + e]) + r[c] * dp[e];
       }
       if (h.normalize) {
         dk[c] = dk[c] + dz[c];
@@ -158,10 +168,7 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d) {
       }
       dlog[c] = D[c] * dD;
     }
-    if (reads_before) {
-      for (int64_t i = 0; i < K * V; ++i) dS[i] = dS[i] + dM[i];
-      for (int64_t c = 0; h.normalize && c < K; ++c) dz[c] = dz[c] + dy[c];
-    }
+    if (joins_after) join();
 
     // What u, r and w are made of.
     for (int64_t e = 0; e < V; ++e) dv[e] = dv[e] + beta * du[e];
