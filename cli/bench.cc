@@ -38,8 +38,9 @@ Times layers of random tensors: every rule, form, chunk, dtype, size, decay and 
   of peak     that over what as many cores do in multiply-adds between registers, measured in the same run: in f32, for f64 in f64.
   of loop     at --tokens 1 alone, where the state lies in place (the initial state is the final state's memory, as in decoding): the bytes of the
               state read and written in a second, over those of a plain loop that multiplies as many bytes in place.
+  work KiB    what a call works in beside its tensors, all threads together: in JSON workspace_bytes, what WorkspaceBytes says of it.
   peak MiB    the most memory the process had resident in the layer's first calls, the tensors of its size among it. In JSON added_bytes is what those
-              calls added: what they worked in, as far as no layer before had left it behind.
+              calls added, as far as no layer before had left it behind.
 
 Examples
   tercet bench                                       every rule, T 2048, 32 heads, K = V = 128, one thread
@@ -220,7 +221,7 @@ struct Row {
   Timed time;
   const Timed* loop = nullptr;  // with one token: over as many bytes as a core has of the state
   double loop_seconds = 0;
-  int64_t peak_bytes = 0, added_bytes = 0;
+  int64_t workspace_bytes = 0, peak_bytes = 0, added_bytes = 0;
   Status status;  // of the calls so far
 
   bool alone() const { return cores == 1; }
@@ -403,6 +404,7 @@ Status Command::Measure(std::vector<Row>* rows, Machine* machine, Progress* prog
     say(*row);
     const auto stock = stocks.try_emplace(row->dtype, row->size, row->dtype, options_, seed_).first;
     stock->second.Layer(row->options.rule, row->decay, &row->inputs, &row->outputs);
+    row->status = WorkspaceBytes(row->options, row->inputs, row->outputs, &row->workspace_bytes);
     ForgetPeak();
     const int64_t before = ProcessBytes("VmRSS");
     row->Call();
@@ -461,6 +463,7 @@ Json ToJson(const Row& row, const Machine& machine, const std::string& target) {
           {"peak_fraction", row.gflops() / (row.cores * machine.gflops(row.dtype))},
           {"rmw_fraction", row.loop != nullptr ? Json(row.loop_seconds / row.seconds()) : Json()},
           {"tokens_per_second", static_cast<double>(row.size.batch * row.size.tokens) / row.seconds()},
+          {"workspace_bytes", row.workspace_bytes},
           {"peak_rss_bytes", row.peak_bytes},
           {"added_bytes", row.added_bytes}};
 }
@@ -472,10 +475,11 @@ std::string Line(const Json& row) {
   const auto real = [&](const char* name) { return row[name].get<double>(); };
   const Json& loop = row["rmw_fraction"];
   return fmt::format(
-      "{:<12} {:<10} {:>5}  {:<5}  {:<6}  {:>3} {:>7} {:>4} {:>4} {:>4}  {:>7}  {:>10.1f}  {:>7.1f}  {:>7.3f}  {:>7}  {:>9.3g}  {:>8.1f}\n",
+      "{:<12} {:<10} {:>5}  {:<5}  {:<6}  {:>3} {:>7} {:>4} {:>4} {:>4}  {:>7}  {:>10.1f}  {:>7.1f}  {:>7.3f}  {:>7}  {:>9.3g}  {:>8.1f}  {:>8.1f}\n",
       text("rule"), text("form"), whole("chunk"), text("dtype"), text("decay"), whole("batch"), whole("tokens"), whole("heads"), whole("key_dim"),
       whole("value_dim"), whole("threads"), real("ns_per_token_head"), real("gflops"), real("peak_fraction"),
-      loop.is_null() ? "-" : fmt::format("{:.3f}", loop.get<double>()), real("tokens_per_second"), real("peak_rss_bytes") * 0x1p-20);
+      loop.is_null() ? "-" : fmt::format("{:.3f}", loop.get<double>()), real("tokens_per_second"), real("workspace_bytes") * 0x1p-10,
+      real("peak_rss_bytes") * 0x1p-20);
 }
 
 Status Command::Run(Result* result) {
@@ -503,10 +507,11 @@ Status Command::Run(Result* result) {
     result->text = Dump({{"machine", machine.ToJson(target)}, {"rows", rows}, {"left_out", left_out}});
     return {};
   }
-  result->text = machine.Text(target) + "\n" +
-                 fmt::format("{:<12} {:<10} {:>5}  {:<5}  {:<6}  {:>3} {:>7} {:>4} {:>4} {:>4}  {:>7}  {:>10}  {:>7}  {:>7}  {:>7}  {:>9}  {:>8}\n",
-                             "rule", "form", "chunk", "dtype", "decay", "B", "T", "H", "K", "V", "threads", "ns", "GFLOP/s", "of peak", "of loop",
-                             "tokens/s", "peak MiB", "added MiB");
+  result->text =
+      machine.Text(target) + "\n" +
+      fmt::format("{:<12} {:<10} {:>5}  {:<5}  {:<6}  {:>3} {:>7} {:>4} {:>4} {:>4}  {:>7}  {:>10}  {:>7}  {:>7}  {:>7}  {:>9}  {:>8}  {:>8}\n",
+                  "rule", "form", "chunk", "dtype", "decay", "B", "T", "H", "K", "V", "threads", "ns", "GFLOP/s", "of peak", "of loop", "tokens/s",
+                  "work KiB", "peak MiB");
   for (const Json& row : rows) result->text += Line(row);
   for (const auto& [what, why] : left_out_) result->text += fmt::format("left out: {}: {}\n", what, why);
   return {};

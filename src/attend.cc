@@ -57,9 +57,7 @@ class OwnMemory {
 thread_local OwnMemory::Kept OwnMemory::kept_;
 
 // What a caller's workspace must have: that its data may begin anywhere costs the rest of a line.
-int64_t BytesOf(int64_t memory) {
-  return memory > 0 ? memory + forms::Arena::kAlignment - 1 : 0;
-}
+int64_t BytesOf(int64_t memory) { return memory > 0 ? memory + forms::Arena::kAlignment - 1 : 0; }
 
 // A status whose sentence is left out where there is no memory for it.
 Status Say(StatusCode code, const char* sentence) {
@@ -72,9 +70,10 @@ Status Say(StatusCode code, const char* sentence) {
   return status;
 }
 
-// Runs a plan's jobs. `run` does one, on the memory of its worker; `finish` is shown all the memory in the end.
+// Runs a plan's jobs. `run` does one, on the memory of its worker; `finish` is shown all the memory in the end; `query` says how much it is.
 template <class Layer, class Plan, class Job, class Finish>
-Status Run(const Options& options, const Layer& layer, Executor& executor, const Plan& plan, void (*run)(const Job&), const Finish& finish) {
+Status Run(const Options& options, const Layer& layer, Executor& executor, const Plan& plan, const char* query, void (*run)(const Job&),
+           const Finish& finish) {
   // All memory before the first write: a call that is refused has changed nothing.
   const int64_t bytes = plan.Memory();
   std::byte* memory = nullptr;
@@ -82,7 +81,7 @@ Status Run(const Options& options, const Layer& layer, Executor& executor, const
   if (void* data = options.workspace.data; data != nullptr) {
     if (options.workspace.bytes < BytesOf(bytes))
       return {StatusCode::kInvalidOption, "workspace has " + std::to_string(options.workspace.bytes) + " bytes and must have at least " +
-                                              std::to_string(BytesOf(bytes)) + ", which the query of this call's workspace says"};
+                                              std::to_string(BytesOf(bytes)) + ", which " + query + " says of this call"};
     auto room = static_cast<size_t>(options.workspace.bytes);
     memory = static_cast<std::byte*>(std::align(forms::Arena::kAlignment, 1, data, room));
   } else {
@@ -176,7 +175,7 @@ Status Attend(const Options& options, const Inputs& inputs, const Outputs& outpu
                         [&](const contract::Layer& layer, const targets::Target&, Executor& executor, const plan::Plan& plan) -> Status {
                           if (plan.jobs == 0) return {};
                           const forms::Engine::Run run = plan.engine->run[layer.f64()][static_cast<size_t>(layer.rule)];
-                          return Run(options, layer, executor, plan, run, [](const std::byte*) {});
+                          return Run(options, layer, executor, plan, "WorkspaceBytes", run, [](const std::byte*) {});
                         });
 }
 
@@ -194,7 +193,8 @@ Status AttendGradient(const Options& options, const Inputs& inputs, const Output
       options, inputs, given, wanted,
       [&](const contract::GradientLayer& layer, const targets::Target& target, Executor& executor, const plan::GradientPlan& plan) -> Status {
         const forms::GradientEngine::Run run = target.gradient->run[layer.f64()][static_cast<size_t>(layer.rule)];
-        return Run(options, layer, executor, plan, run, [&](const std::byte* memory) { StoreSums(layer, plan.SumsIn(memory)); });
+        return Run(options, layer, executor, plan, "GradientWorkspaceBytes", run,
+                   [&](const std::byte* memory) { StoreSums(layer, plan.SumsIn(memory)); });
       });
 }
 

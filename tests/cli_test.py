@@ -453,7 +453,7 @@ class Bench(CommandTest):
     """No time is asserted, only that there is one."""
     TINY = ["--heads", "2", "--key-dim", "4", "--value-dim", "6", "--repeat", "5", "--seconds", "0.0001"]
     KEYS = {"rule", "form", "chunk", "dtype", "decay", "batch", "tokens", "heads", "key_dim", "value_dim", "threads", "target", "ns_per_token_head",
-            "gflops", "peak_fraction", "rmw_fraction", "tokens_per_second", "peak_rss_bytes", "added_bytes"}
+            "gflops", "peak_fraction", "rmw_fraction", "tokens_per_second", "workspace_bytes", "peak_rss_bytes", "added_bytes"}
     WORK = {"linear": 4, "retention": 4, "simple_gla": 5, "gla": 5, "rwkv6": 5, "delta": 6, "gated_delta": 7, "kda": 7, "rwkv7": 9}
 
     def test_every_layer_named_is_timed(self):
@@ -479,6 +479,7 @@ class Bench(CommandTest):
             self.assertAlmostEqual(row["tokens_per_second"] * ns * 2, 1e9, delta=1)
             self.assertEqual(row["rmw_fraction"] is None, row["tokens"] > 1)
             self.assertTrue(row["tokens"] > 1 or row["rmw_fraction"] > 0)
+            self.assertGreater(row["workspace_bytes"], 64)
             self.assertGreater(row["peak_rss_bytes"], 1 << 20)
             self.assertGreaterEqual(row["added_bytes"], 0)
 

@@ -278,7 +278,7 @@ struct Gradients {
 // many threads.
 [[nodiscard]] TERCET_API Status WorkspaceBytes(const Options& options, const Inputs& inputs, const Outputs& outputs, int64_t* bytes);
 
-// Computes gradients, in the recurrent or the chunkwise form (a chunk of 64 where none is given): backward over the chunks, from states that are
+// Computes gradients, in the recurrent or the chunkwise form (chunks of 32 where no chunk is given): backward over the chunks, from states that are
 // computed again, forward, from the inputs. Nothing of the forward call is needed. NaN and inf are data, as in Attend; with finite inputs and given
 // gradients there are none but where the numbers overflow. The same call gives the same bits for any number of threads. Memory beyond inputs and
 // gradients: for every head in flight one state a chunk (chunks shorter than 16 tokens: one every 16, and 16 more), and a chunk a thread.

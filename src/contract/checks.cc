@@ -128,9 +128,10 @@ Status CheckOwnMemory(std::string_view name, const ConstTensor& t) {
 }
 
 Status CheckApartFromWorkspace(std::string_view name, const ConstTensor& t, const Workspace& workspace) {
+  if (workspace.bytes == 0 || !t.given()) return {};
   // More bytes than an address space has are clipped, so that no sum of them overflows.
   const ConstTensor bytes = View(static_cast<const uint8_t*>(workspace.data), {std::min(workspace.bytes, kMostElements)});
-  if (!t.given() || !MayOverlap(bytes, t)) return {};
+  if (!MayOverlap(bytes, t)) return {};
   return Refuse(StatusCode::kOverlap, "workspace shares memory with " + std::string(name) + " and must be apart from it");
 }
 

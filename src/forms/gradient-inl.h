@@ -24,6 +24,7 @@
 // Forward over the chunks keeps a state a chunk (shorter chunks: one every kSegment tokens), then backward from the last.
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "src/forms/job.hpp"
 #include "src/forms/span-inl.h"
@@ -88,8 +89,8 @@ class Gradient {
   static constexpr int kWriters = S::kRankOne ? 2 : 1;
   // Tokens between two states that are kept where chunks are shorter.
   static constexpr int64_t kSegment = 16;
-  // Half blocks up to this take their scores pair by pair.
-  static constexpr int64_t kPairs = 4;
+  // Blocks of up to this many tokens are taken pair by pair.
+  static constexpr int kPairs = 4;
 
  public:
   static int64_t Bytes(const GradientJob& job) {
@@ -118,6 +119,7 @@ class Gradient {
         panel_(Panel<T>()),
         panels_((span_.layer.value_dim + panel_ - 1) / panel_),
         table_row_(RoundUp(n_, panel_) + Lanes<T>()),
+        levels_(Levels(n_)),
         chunks_a_segment_(n_ < kSegment ? kSegment / n_ : 1),
         segments_((job.longest + n_ * chunks_a_segment_ - 1) / (n_ * chunks_a_segment_)),
         state_size_(panels_ * span_.K * panel_),
@@ -133,14 +135,13 @@ class Gradient {
     q_ = arena.Take<T>(rows);
     x_ = arena.Take<T>(rows);
     r_ = arena.Take<T>(S::kReads ? rows : 0);
-    faded_readers_ = arena.Take<T>(kDecays ? rows : 0);
-    reader_fades_ = arena.Take<T>(kDecays ? rows : 0);
-    writer_fades_ = arena.Take<T>(kDecays ? rows : 0);
+    fades_ = arena.Take<T>(kDecays ? (levels_ + 2) * rows : 0);
+    faded_readers_ = arena.Take<T>(kDecays ? (levels_ + 1) * rows : 0);
     d_x_ = arena.Take<T>(rows);
     d_faded_ = arena.Take<T>(rows);
     d_log_ = arena.Take<T>(kDecays ? rows : 0);
     for (int b = 0; b < kWriters; ++b) {
-      faded_writers_[b] = arena.Take<T>(kDecays ? rows : 0);
+      faded_writers_[b] = arena.Take<T>(kDecays ? (levels_ + 1) * rows : 0);
       d_writers_[b] = arena.Take<T>(rows);
       z_[b] = arena.Take<T>(values);
       d_z_[b] = arena.Take<T>(values);
@@ -154,7 +155,6 @@ class Gradient {
     residue_ = arena.Take<T>(S::kDelta ? values : 0);
     out_ = arena.Take<T>(span_.layer.normalize ? values : 0);
     d_denominators_ = arena.Take<T>(span_.layer.normalize ? n_ : 0);
-    columns_ = arena.Take<T>(RoundUp(n_, panel_) * span_.K);
     turned_ = arena.Take<T>(span_.K * panel_);
     beta_sums_ = arena.Take<T>(RoundUp(n_, Lanes<T>()));
     one_row_ = arena.Take<T>(RoundUp(span_.K > span_.layer.value_dim ? span_.K : span_.layer.value_dim, Lanes<T>()));
@@ -256,6 +256,8 @@ class Gradient {
     if constexpr (S::kPerToken) {
       for (int64_t i = 0; i < span_.n; ++i) Fill(row_, span_.D[i], decays_ + i * row_);
     }
+    SetFades();
+    FadeWriters();
     return true;
   }
   const T* Decays() const { return S::kPerToken ? decays_ : span_.D; }
@@ -267,13 +269,13 @@ class Gradient {
   void Solve(const T* state) {
     if constexpr (S::kReads) {
       const T* r = Removers();
+      FadeReaders(r);
       Scores(r, solve_);
-      const T* faded = FadedReaders(r, 0, span_.n);
+      const T* faded = FadedReaders(r, levels_);
       for (int64_t p = 0; p < panels_; ++p) {
         const int vectors = Vectors(p);
         T* read = S::kDelta ? PanelOf(residue_, p) : PanelOf(z_[1], p);
-        ClearPanel(p, read);
-        MultiplyAdd(vectors, span_.n, span_.K, Left<T>{faded, row_, 1}, state + p * span_.K * panel_, read, panel_);
+        MultiplyAdd(vectors, span_.n, span_.K, Left<T>{faded, row_, 1}, state + p * span_.K * panel_, read, panel_, panel_, false);
         if constexpr (S::kDelta) {
           const Tag<T> d;
           const T* v = PanelOf(z_[0], p);
@@ -309,7 +311,7 @@ class Gradient {
     Fade(from, to);
     T* key_sum = to + state_size_;
     for (int b = 0; b < kWriters; ++b) {
-      const T* faded = FadedWriters(b, 0, span_.n);
+      const T* faded = FadedWriters(b, levels_);
       for (int64_t p = 0; p < panels_; ++p)
         MultiplyAdd(Vectors(p), span_.K, span_.n, Left<T>{faded, 1, row_}, PanelOf(z_[b], p), to + p * span_.K * panel_, panel_);
       if (span_.layer.normalize)
@@ -322,8 +324,7 @@ class Gradient {
     if constexpr (R::kDecay == Decay::kPerHead) {
       Fill(row_, static_cast<T>(std::exp(span_.LogDecay() * static_cast<double>(span_.n))), whole_);
     } else if constexpr (kDecays) {
-      Fill(row_, T{1}, whole_);
-      for (int64_t i = 0; i < span_.n; ++i) MultiplyRows(row_, whole_, Decays() + i * row_, whole_);
+      MultiplyRows(row_, ChunkWriters(), Decays(), whole_);
     }
   }
   // A state and its key sum times F(n, 0).
@@ -366,15 +367,14 @@ class Gradient {
 
   // What the state after the chunk passes back to writer b: dz = (s F(n)) dS and ds = F(n) (dS z).
   void FromTheEnd(int b, const T* d_state) {
-    const T* faded = FadedWriters(b, 0, span_.n);
+    const T* faded = FadedWriters(b, levels_);
     for (int64_t p = 0; p < panels_; ++p) {
-      ClearPanel(p, PanelOf(d_z_[b], p));
-      MultiplyAdd(Vectors(p), span_.n, span_.K, Left<T>{faded, row_, 1}, d_state + p * span_.K * panel_, PanelOf(d_z_[b], p), panel_);
+      MultiplyAdd(Vectors(p), span_.n, span_.K, Left<T>{faded, row_, 1}, d_state + p * span_.K * panel_, PanelOf(d_z_[b], p), panel_, panel_, false);
     }
     Through(d_state, z_columns_[b], d_faded_);
     if (span_.layer.normalize)
       for (int64_t j = 0; j < span_.n; ++j) AddRow(row_, d_state + state_size_, d_faded_ + j * row_);
-    AbsorbWriters(b, 0, span_.n, d_faded_);
+    AbsorbWriters(b, 0, span_.n, faded, ChunkWriters(), d_faded_);
   }
 
   // What the state before the chunk and the gradient of the one after it have in common: every token's decay lies between them.
@@ -407,9 +407,10 @@ class Gradient {
       x = x_;
     }
     PackPanels(given_.out, head, y_);
+    FadeReaders(x);
     Scores(x, scores_);
     for (int b = 0; b < kWriters; ++b) OwnTerms(Writer(b), scores_[b]);
-    if (normalize) Divide(FadedReaders(x, 0, n), state);
+    if (normalize) Divide(FadedReaders(x, levels_), state);
     Columns(y_, y_columns_);
     for (int b = 0; b < kWriters; ++b) {
       for (int64_t p = 0; p < panels_; ++p) SolveUpper<T>(Vectors(p), n, true, scores_[b], table_row_, nullptr, PanelOf(d_z_[b], p), PanelOf(y_, p));
@@ -445,6 +446,7 @@ class Gradient {
     Columns(y_, y_columns_);
     for (int b = 0; b < kWriters; ++b) Products(z_columns_[b], products_[b]);
     const T* r = Removers();
+    FadeReaders(r);
     Read(r, state, d_state);
     if constexpr (S::kDelta) {
       const Tag<T> d;
@@ -462,7 +464,7 @@ class Gradient {
   // d_x of reader x, whose y is in y_columns_ and products with the writers' z in products_; its share of dS0, of the writers and of the decays.
   void Read(const T* x, const T* state, T* d_state) {
     const int64_t n = span_.n;
-    const T* faded = FadedReaders(x, 0, n);
+    const T* faded = FadedReaders(x, levels_);
     for (int64_t p = 0; p < panels_; ++p)
       MultiplyAdd(Vectors(p), span_.K, n, Left<T>{faded, 1, row_}, PanelOf(y_, p), d_state + p * span_.K * panel_, panel_);
     Through(state, y_columns_, d_faded_);
@@ -479,23 +481,32 @@ class Gradient {
       }
     }
     Fill(n * row_, T{0}, d_x_);
-    AbsorbReaders(0, n, faded, d_faded_);
-    ForHalves([&](int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
-      const int64_t first = end - middle, half = middle - begin;
-      const T* xs = FadedReaders(x, middle, end);
+    AbsorbReaders(0, n, faded, ChunkReaders(), d_faded_);
+    ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
+      const int64_t first = middle - begin, second = end - middle;
+      const T* xs = FadedReaders(x, level);
       T* d_xs = kDecays ? d_faded_ : d_x_;
-      if (kDecays) Fill(first * row_, T{0}, d_xs + middle * row_);
       for (int b = 0; b < kWriters; ++b) {
         const T* table = products_[b] + middle * table_row_ + begin;
-        const T* writers = FadedWriters(b, begin, middle);
-        MultiplyAddWide(row_, first, half, Left<T>{table, table_row_, 1}, writers + begin * row_, row_, d_xs + middle * row_, row_);
+        const T* writers = FadedWriters(b, level);
+        MultiplyAddWide(row_, second, first, Left<T>{table, table_row_, 1}, writers + begin * row_, row_, d_xs + middle * row_, row_,
+                        !kDecays || b > 0);
         T* d_writers = kDecays ? d_faded_ : d_writers_[b];
-        if (kDecays) Fill(half * row_, T{0}, d_writers + begin * row_);
-        MultiplyAddWide(row_, half, first, Left<T>{table, 1, table_row_}, xs + middle * row_, row_, d_writers + begin * row_, row_);
-        if (kDecays) AbsorbWriters(b, begin, middle, d_writers);
+        MultiplyAddWide(row_, first, second, Left<T>{table, 1, table_row_}, xs + middle * row_, row_, d_writers + begin * row_, row_, !kDecays);
+        if (kDecays) AbsorbWriters(b, begin, middle, writers, FadesOf(level), d_writers);
       }
-      if (kDecays) AbsorbReaders(middle, end, xs, d_xs);
+      if (kDecays) AbsorbReaders(middle, end, xs, FadesOf(level), d_xs);
     });
+    for (int64_t begin = 0; begin < n; begin += kPairs) {
+      for (int b = 0; b < kWriters; ++b) {
+        if (n - begin >= 4)
+          PairGradients<4>(begin, x, b);
+        else if (n - begin == 3)
+          PairGradients<3>(begin, x, b);
+        else if (n - begin == 2)
+          PairGradients<2>(begin, x, b);
+      }
+    }
   }
 
   // What queries read of their own token's write, on the diagonals: dq = D dx and more, left in d_x_.
@@ -550,8 +561,7 @@ class Gradient {
     const int64_t n = span_.n;
     for (int64_t p = 0; p < panels_; ++p) {
       T* out = PanelOf(out_, p);
-      ClearPanel(p, out);
-      MultiplyAdd(Vectors(p), n, span_.K, Left<T>{faded, row_, 1}, state + p * span_.K * panel_, out, panel_);
+      MultiplyAdd(Vectors(p), n, span_.K, Left<T>{faded, row_, 1}, state + p * span_.K * panel_, out, panel_, panel_, false);
       MultiplyAddLower(Vectors(p), n, true, scores_[0], table_row_, PanelOf(z_[0], p), out);
     }
     for (int64_t i = 0; i < n; ++i) {
@@ -570,102 +580,225 @@ class Gradient {
 
   // ---- Halves and scores --------------------------------------------------------------------------------------------------------------------------
 
-  // Blocks of two halves, the smallest first; the second may be short, or missing, and then there is no such pair.
+  // Level l has blocks of two halves of kPairs 2^l tokens; the second may be short, or missing, and then there is no such pair.
+  static int64_t Levels(int64_t tokens) {
+    int64_t levels = 0;
+    while (kPairs << levels < tokens) ++levels;
+    return levels;
+  }
   template <class Each>
   HWY_INLINE void ForHalves(Each&& each) const {
-    for (int64_t half = 1; half < span_.n; half *= 2)
+    for (int64_t level = 0; kPairs << level < span_.n; ++level) {
+      const int64_t half = kPairs << level;
       for (int64_t begin = 0; begin + half < span_.n; begin += 2 * half)
-        each(begin, begin + half, begin + 2 * half < span_.n ? begin + 2 * half : span_.n);
+        each(level, begin, begin + half, begin + 2 * half < span_.n ? begin + 2 * half : span_.n);
+    }
   }
 
-  // Rows begin .. end - 1 of x times Fx(i, begin - 1): the factors of the tokens from begin to before their own, which stay in reader_fades_.
-  const T* FadedReaders(const T* x, int64_t begin, int64_t end) const {
-    if constexpr (!kDecays) return x;
-    const Tag<T> d;
-    const T* decays = Decays();
-    for (int64_t c = 0; c < row_; c += Lanes<T>()) {
-      auto factor = hn::Set(d, T{1});
-      for (int64_t at = begin * row_ + c; at < end * row_; at += row_) {
-        hn::Store(factor, d, reader_fades_ + at);
-        hn::Store(hn::Mul(hn::Load(d, x + at), factor), d, faded_readers_ + at);
-        factor = hn::Mul(factor, hn::Load(d, decays + at));
-      }
-    }
-    return faded_readers_;
+  // The factors of a level by which rows are multiplied: in a second half, readers, those of the tokens before them in it, and in a first half,
+  // writers, those of the tokens after them. Behind the levels there are two more, for the chunk's readers and its writers.
+  T* FadesOf(int64_t level) const { return fades_ + level * n_ * row_; }
+  T* ChunkReaders() const { return FadesOf(levels_); }
+  T* ChunkWriters() const { return FadesOf(levels_ + 1); }
+  void SetFades() const {
+    if constexpr (!kDecays) return;
+    ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
+      FadeRows((middle - 1) * row_, begin * row_ - 1, -row_, FadesOf(level));
+      FadeRows(middle * row_, end * row_, row_, FadesOf(level));
+    });
+    FadeRows(0, span_.n * row_, row_, ChunkReaders());
+    FadeRows((span_.n - 1) * row_, -1, -row_, ChunkWriters());
   }
-  // Rows begin .. end - 1 of writer b times F(end - 1, j): the factors of the tokens after their own, which stay in writer_fades_.
-  const T* FadedWriters(int b, int64_t begin, int64_t end) const {
-    const T* s = Writer(b);
-    if constexpr (!kDecays) return s;
-    const Tag<T> d;
-    const T* decays = Decays();
-    T* to = faded_writers_[b];
-    for (int64_t c = 0; c < row_; c += Lanes<T>()) {
-      auto factor = hn::Set(d, T{1});
-      for (int64_t at = (end - 1) * row_ + c; at >= begin * row_; at -= row_) {
-        hn::Store(factor, d, writer_fades_ + at);
-        hn::Store(hn::Mul(hn::Load(d, s + at), factor), d, to + at);
-        factor = hn::Mul(factor, hn::Load(d, decays + at));
+  // From row `at` on, `step` apart, to before `end`: the product of the decays of the rows walked over.
+  void FadeRows(int64_t at, int64_t end, int64_t step, T* HWY_RESTRICT fades) const {
+    const T* HWY_RESTRICT decays = Decays();
+    ForColumns([&]<int m>(int64_t c, std::integral_constant<int, m>) HWY_ATTR {
+      const Tag<T> d;
+      Vector<T> factor[m];
+      HWY_UNROLL(4)
+      for (int n = 0; n < m; ++n) factor[n] = hn::Set(d, T{1});
+      for (int64_t x = at + c; step > 0 ? x < end : x > end; x += step) {
+        HWY_UNROLL(4)
+        for (int n = 0; n < m; ++n) {
+          hn::Store(factor[n], d, fades + x + n * Lanes<T>());
+          factor[n] = hn::Mul(factor[n], hn::Load(d, decays + x + n * Lanes<T>()));
+        }
       }
+    });
+  }
+  // Walks over rows column by column, kSide vectors at a time: what runs along the rows is a chain of operations, and so are several side by side.
+  static constexpr int kSide = 4;
+  template <class Each>
+  HWY_INLINE void ForColumns(Each&& each) const {
+    int64_t c = 0;
+    for (; c + kSide * Lanes<T>() <= row_; c += kSide * Lanes<T>()) each(c, std::integral_constant<int, kSide>());
+    for (; c < row_; c += Lanes<T>()) each(c, std::integral_constant<int, 1>());
+  }
+
+  // The rows of reader x, or of writer b, by the factors of a level or of the chunk.
+  const T* FadedReaders(const T* x, int64_t level) const { return kDecays ? faded_readers_ + level * n_ * row_ : x; }
+  const T* FadedWriters(int b, int64_t level) const { return kDecays ? faded_writers_[b] + level * n_ * row_ : Writer(b); }
+  void FadeReaders(const T* x) const {
+    if constexpr (!kDecays) return;
+    ForHalves([&](int64_t level, int64_t, int64_t middle, int64_t end) HWY_ATTR {
+      const int64_t at = middle * row_;
+      MultiplyRows((end - middle) * row_, x + at, FadesOf(level) + at, faded_readers_ + level * n_ * row_ + at);
+    });
+    MultiplyRows(span_.n * row_, x, ChunkReaders(), faded_readers_ + levels_ * n_ * row_);
+  }
+  void FadeWriters() const {
+    if constexpr (!kDecays) return;
+    for (int b = 0; b < kWriters; ++b) {
+      ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t) HWY_ATTR {
+        const int64_t at = begin * row_;
+        MultiplyRows((middle - begin) * row_, Writer(b) + at, FadesOf(level) + at, faded_writers_[b] + level * n_ * row_ + at);
+      });
+      MultiplyRows(span_.n * row_, Writer(b), ChunkWriters(), faded_writers_[b] + levels_ * n_ * row_);
     }
-    return to;
   }
 
   // d_x += fades d_faded, and to the decay of every token the sum of faded x d_faded over the rows after it.
-  void AbsorbReaders(int64_t begin, int64_t end, const T* faded, const T* d_faded) const {
-    const Tag<T> d;
-    if constexpr (!kDecays) {
-      AddRow((end - begin) * row_, d_faded + begin * row_, d_x_ + begin * row_);
-    } else {
-      for (int64_t c = 0; c < row_; c += Lanes<T>()) {
-        auto sum = hn::Zero(d);
-        for (int64_t at = (end - 1) * row_ + c; at >= begin * row_; at -= row_) {
-          const auto gradient = hn::Load(d, d_faded + at);
-          hn::Store(hn::Add(hn::Load(d, d_log_ + at), sum), d, d_log_ + at);
-          sum = hn::MulAdd(hn::Load(d, faded + at), gradient, sum);
-          hn::Store(hn::MulAdd(hn::Load(d, reader_fades_ + at), gradient, hn::Load(d, d_x_ + at)), d, d_x_ + at);
-        }
-      }
-    }
+  void AbsorbReaders(int64_t begin, int64_t end, const T* faded, const T* fades, const T* d_faded) const {
+    if constexpr (!kDecays) return AddRow((end - begin) * row_, d_faded + begin * row_, d_x_ + begin * row_);
+    Absorb((end - 1) * row_, begin * row_ - 1, -row_, faded, fades, d_faded, d_x_);
   }
   // Likewise for writer b, and the rows before.
-  void AbsorbWriters(int b, int64_t begin, int64_t end, const T* d_faded) const {
-    const Tag<T> d;
-    T* to = d_writers_[b];
-    if constexpr (!kDecays) {
-      AddRow((end - begin) * row_, d_faded + begin * row_, to + begin * row_);
-    } else {
-      for (int64_t c = 0; c < row_; c += Lanes<T>()) {
-        auto sum = hn::Zero(d);
-        for (int64_t at = begin * row_ + c; at < end * row_; at += row_) {
-          const auto gradient = hn::Load(d, d_faded + at);
-          hn::Store(hn::Add(hn::Load(d, d_log_ + at), sum), d, d_log_ + at);
-          sum = hn::MulAdd(hn::Load(d, faded_writers_[b] + at), gradient, sum);
-          hn::Store(hn::MulAdd(hn::Load(d, writer_fades_ + at), gradient, hn::Load(d, to + at)), d, to + at);
+  void AbsorbWriters(int b, int64_t begin, int64_t end, const T* faded, const T* fades, const T* d_faded) const {
+    if constexpr (!kDecays) return AddRow((end - begin) * row_, d_faded + begin * row_, d_writers_[b] + begin * row_);
+    Absorb(begin * row_, end * row_, row_, faded, fades, d_faded, d_writers_[b]);
+  }
+  // From row `at` on, `step` apart, to before `end`: to += fades d_faded, and d_log += the sum of faded d_faded over the rows walked over.
+  void Absorb(int64_t at, int64_t end, int64_t step, const T* HWY_RESTRICT faded, const T* HWY_RESTRICT fades, const T* HWY_RESTRICT d_faded,
+              T* HWY_RESTRICT to) const {
+    T* HWY_RESTRICT d_log = d_log_;
+    ForColumns([&]<int m>(int64_t c, std::integral_constant<int, m>) HWY_ATTR {
+      const Tag<T> d;
+      Vector<T> sum[m];
+      HWY_UNROLL(4)
+      for (int n = 0; n < m; ++n) sum[n] = hn::Zero(d);
+      for (int64_t row = at + c; step > 0 ? row < end : row > end; row += step) {
+        HWY_UNROLL(4)
+        for (int n = 0; n < m; ++n) {
+          const int64_t x = row + n * Lanes<T>();
+          const auto gradient = hn::Load(d, d_faded + x);
+          hn::Store(hn::Add(hn::Load(d, d_log + x), sum[n]), d, d_log + x);
+          sum[n] = hn::MulAdd(hn::Load(d, faded + x), gradient, sum[n]);
+          hn::Store(hn::MulAdd(hn::Load(d, fades + x), gradient, hn::Load(d, to + x)), d, to + x);
         }
+      }
+    });
+  }
+
+  // table_b(i, j) = sum_c x_ic s_jc Fx(i, j)_c for j < i, for every writer b. The readers are faded already.
+  void Scores(const T* x, T* const (&tables)[kWriters]) const {
+    ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
+      for (int b = 0; b < kWriters; ++b)
+        DotRows(row_, end - middle, FadedReaders(x, level) + middle * row_, row_, middle - begin, FadedWriters(b, level) + begin * row_, row_,
+                tables[b] + middle * table_row_ + begin, table_row_);
+    });
+    for (int64_t begin = 0; begin < span_.n; begin += kPairs) {
+      const int64_t count = span_.n - begin;
+      for (int b = 0; b < kWriters; ++b) {
+        T* table = tables[b] + begin * table_row_ + begin;
+        const T* s = Writer(b);
+        if (count >= 4)
+          PairScores<4>(begin, x, s, table);
+        else if (count == 3)
+          PairScores<3>(begin, x, s, table);
+        else if (count == 2)
+          PairScores<2>(begin, x, s, table);
       }
     }
   }
 
-  // table_b(i, j) = sum_c x_ic s_jc Fx(i, j)_c for j < i, for every writer b.
-  void Scores(const T* x, T* const (&tables)[kWriters]) const {
-    for (int b = 0; b < kWriters; ++b) Fill(span_.n * table_row_, T{0}, tables[b]);
-    ForHalves([&](int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
-      const T* xs = FadedReaders(x, middle, end);
-      for (int b = 0; b < kWriters; ++b) {
-        const T* writers = FadedWriters(b, begin, middle);
-        const int64_t half = middle - begin;
-        if (half <= kPairs) {
-          for (int64_t i = middle; i < end; ++i)
-            for (int64_t j = begin; j < middle; ++j) tables[b][i * table_row_ + j] = Dot(row_, xs + i * row_, writers + j * row_);
-          continue;
+  // The scores among C tokens from `begin` on.
+  template <int C>
+  HWY_NOINLINE void PairScores(int64_t begin, const T* HWY_RESTRICT x, const T* HWY_RESTRICT s, T* HWY_RESTRICT table) const {
+    const Tag<T> d;
+    Vector<T> sums[8];
+    HWY_UNROLL(8)
+    for (int n = 0; n < 8; ++n) sums[n] = hn::Zero(d);
+    for (int64_t c = 0; c < row_; c += Lanes<T>()) {
+      const int64_t at = begin * row_ + c;
+      Vector<T> faded[C];
+      HWY_UNROLL(4)
+      for (int j = 0; j < C - 1; ++j) faded[j] = hn::Load(d, s + at + j * row_);
+      HWY_UNROLL(4)
+      for (int i = 1; i < C; ++i) {
+        const auto reader = hn::Load(d, x + at + i * row_);
+        HWY_UNROLL(4)
+        for (int j = 0; j < i; ++j) {
+          const int n = i * (i - 1) / 2 + j;
+          sums[n] = hn::MulAdd(reader, faded[j], sums[n]);
         }
-        Transpose(half, span_.K, writers + begin * row_, row_, columns_);
-        for (int64_t left = 0; left < half; left += panel_)
-          MultiplyAdd(VectorsOf(half - left), end - middle, span_.K, Left<T>{xs + middle * row_, row_, 1}, columns_ + left * span_.K,
-                      tables[b] + middle * table_row_ + begin + left, table_row_);
+        if constexpr (kDecays) {
+          if (i + 1 < C) {
+            const auto decay = hn::Load(d, Decays() + at + i * row_);
+            HWY_UNROLL(4)
+            for (int j = 0; j < i; ++j) faded[j] = hn::Mul(faded[j], decay);
+          }
+        }
       }
-    });
+    }
+    T numbers[8];
+    SumFour<T>(sums[0], sums[1], sums[2], sums[3], numbers);
+    SumFour<T>(sums[4], sums[5], sums[6], sums[7], numbers + 4);
+    for (int i = 1; i < C; ++i)
+      for (int j = 0; j < i; ++j) table[i * table_row_ + j] = numbers[i * (i - 1) / 2 + j];
+  }
+
+  // The gradients of C tokens from `begin` on by each other, through writer b.
+  template <int C>
+  HWY_NOINLINE void PairGradients(int64_t begin, const T* HWY_RESTRICT x, int b) const {
+    const Tag<T> d;
+    const T* HWY_RESTRICT s = Writer(b);
+    const T* HWY_RESTRICT table = products_[b] + begin * table_row_ + begin;
+    T *HWY_RESTRICT d_x = d_x_, *HWY_RESTRICT d_s = d_writers_[b], *HWY_RESTRICT d_log = d_log_;
+    Vector<T> products[C][C];
+    HWY_UNROLL(4)
+    for (int i = 1; i < C; ++i) {
+      HWY_UNROLL(4)
+      for (int j = 0; j < i; ++j) products[i][j] = hn::Set(d, table[i * table_row_ + j]);
+    }
+    for (int64_t c = 0; c < row_; c += Lanes<T>()) {
+      const int64_t at = begin * row_ + c;
+      Vector<T> writers[C], gradients[C], decays[C], logs[C];
+      HWY_UNROLL(4)
+      for (int j = 0; j < C; ++j) {
+        writers[j] = hn::Load(d, s + at + j * row_);
+        gradients[j] = hn::Load(d, d_s + at + j * row_);
+        logs[j] = hn::Zero(d);
+        if constexpr (kDecays) decays[j] = hn::Load(d, Decays() + at + j * row_);
+      }
+      HWY_UNROLL(4)
+      for (int i = 1; i < C; ++i) {
+        const auto reader = hn::Load(d, x + at + i * row_);
+        auto sum = hn::Load(d, d_x + at + i * row_);
+        auto factor = hn::Set(d, T{1});
+        HWY_UNROLL(4)
+        for (int j = i - 1; j >= 0; --j) {
+          auto product = products[i][j];
+          if constexpr (kDecays) {
+            if (j + 1 < i) factor = hn::Mul(factor, decays[j + 1]), product = hn::Mul(product, factor);
+          }
+          const auto part = hn::Mul(product, writers[j]);
+          sum = hn::Add(sum, part);
+          gradients[j] = hn::MulAdd(product, reader, gradients[j]);
+          if constexpr (kDecays) {
+            HWY_UNROLL(4)
+            for (int t = j + 1; t < i; ++t) logs[t] = hn::MulAdd(part, reader, logs[t]);
+          }
+        }
+        hn::Store(sum, d, d_x + at + i * row_);
+      }
+      HWY_UNROLL(4)
+      for (int j = 0; j < C - 1; ++j) {
+        hn::Store(gradients[j], d, d_s + at + j * row_);
+        if constexpr (kDecays) {
+          if (j > 0) hn::Store(hn::Add(hn::Load(d, d_log + at + j * row_), logs[j]), d, d_log + at + j * row_);
+        }
+      }
+    }
   }
 
   // table(i, j) = y_i z_j for j <= i, and some of what lies above.
@@ -675,10 +808,9 @@ class Gradient {
       const int64_t end = begin + kTileRows < span_.n ? begin + kTileRows : span_.n;
       for (int64_t left = 0; left < end; left += panel_) {
         const int vectors = VectorsOf(end - left);
-        for (int64_t i = begin; i < end; ++i) Fill(vectors * Lanes<T>(), T{0}, table + i * table_row_ + left);
         for (int64_t p = 0; p < panels_; ++p)
           MultiplyAdd(vectors, end - begin, Width(p), Left<T>{PanelOf(y_, p) + begin * panel_, panel_, 1}, z_columns + left * V + p * panel_ * panel_,
-                      table + begin * table_row_ + left, table_row_);
+                      table + begin * table_row_ + left, table_row_, panel_, p > 0);
       }
     }
   }
@@ -688,10 +820,9 @@ class Gradient {
     const int64_t V = span_.layer.value_dim, K = span_.K;
     for (int64_t left = 0; left < span_.n; left += panel_) {
       const int64_t tokens = span_.n - left < panel_ ? span_.n - left : panel_;
-      Fill(K * panel_, T{0}, turned_);
       for (int64_t p = 0; p < panels_; ++p)
         MultiplyAdd(VectorsOf(tokens), K, Width(p), Left<T>{state + p * K * panel_, panel_, 1}, columns + left * V + p * panel_ * panel_, turned_,
-                    panel_);
+                    panel_, panel_, p > 0);
       TransposeTile(K, tokens, turned_, panel_, to + left * row_, row_);
     }
   }
@@ -705,9 +836,6 @@ class Gradient {
   int VectorsOf(int64_t numbers) const { return static_cast<int>(RoundUp(numbers < panel_ ? numbers : panel_, Lanes<T>()) / Lanes<T>()); }
   T* PanelOf(T* values, int64_t p) const { return values + p * n_ * panel_; }
 
-  void ClearPanel(int64_t p, T* to) const {
-    for (int64_t i = 0; i < span_.n; ++i) Fill(Vectors(p) * Lanes<T>(), T{0}, to + i * panel_);
-  }
   // The rows of a head of [B, T, H, V]; zeros where it is not given.
   void PackPanels(const ConstTensor& t, int64_t head, T* to) const {
     for (int64_t p = 0; p < panels_; ++p) {
@@ -908,7 +1036,7 @@ class Gradient {
   bool packed_ = false;
   S span_;
   forms::Tokens walk_;
-  const int64_t n_, row_, panel_, panels_, table_row_, chunks_a_segment_, segments_, state_size_, kept_size_;
+  const int64_t n_, row_, panel_, panels_, table_row_, levels_, chunks_a_segment_, segments_, state_size_, kept_size_;
   int64_t chunks_ = 0;
   T* kept_;           // [heads][segments][kept_size]
   T* history_;        // [heads][chunks a segment][kept_size]
@@ -918,13 +1046,12 @@ class Gradient {
   T* decays_;         // [n][row]
   T* whole_;          // [row], F(n, 0)
   T *q_, *x_, *r_;    // [n][row]: queries, D q, D k
-  T* faded_readers_;  // [n][row]
-  T* reader_fades_;   // likewise
-  T* writer_fades_;   // likewise
+  T* fades_;          // [levels + 2][n][row], see FadesOf
+  T* faded_readers_;  // [levels + 1][n][row]
   T* d_x_;            // likewise
   T* d_faded_;        // likewise
   T* d_log_;          // likewise
-  T* faded_writers_[kWriters];
+  T* faded_writers_[kWriters];  // [levels + 1][n][row]
   T* d_writers_[kWriters];
   T* z_[kWriters];    // [panels][n][Panel]
   T* d_z_[kWriters];  // likewise
@@ -937,7 +1064,6 @@ class Gradient {
   T* residue_;         // [panels][n][Panel]: V - P
   T* out_;             // likewise
   T* d_denominators_;  // [n]
-  T* columns_;         // [n / Panel][K][Panel]
   T* turned_;          // [K][Panel]
   T* beta_sums_;       // [n]
   T* one_row_;         // [max(K, V)]

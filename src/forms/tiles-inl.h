@@ -137,6 +137,45 @@ HWY_INLINE void SumFour(Vector<T> a, Vector<T> b, Vector<T> c, Vector<T> e, T* H
 #endif
 }
 
+// Rows of a table of dot products, to[r][l] = a_r b_l over `n` numbers in whole vectors: kDotRows rows of a and 4 of b at once.
+#if HWY_ARCH_ARM_A64 || (HWY_ARCH_X86 && HWY_MAX_BYTES == 64)
+constexpr int kDotRows = 4;
+#else
+constexpr int kDotRows = 2;
+#endif
+template <int kRows, class T>
+HWY_INLINE void DotTile(int64_t n, const T* a, int64_t a_row, const T* b, int64_t b_row, T* to, int64_t to_row) {
+  const Tag<T> d;
+  Vector<T> sum[kRows][4];
+  HWY_UNROLL(4)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(4)
+    for (int l = 0; l < 4; ++l) sum[r][l] = hn::Zero(d);
+  }
+  for (int64_t i = 0; i < n; i += Lanes<T>()) {
+    Vector<T> right[4];
+    HWY_UNROLL(4)
+    for (int l = 0; l < 4; ++l) right[l] = hn::Load(d, b + l * b_row + i);
+    HWY_UNROLL(4)
+    for (int r = 0; r < kRows; ++r) {
+      const auto left = hn::Load(d, a + r * a_row + i);
+      HWY_UNROLL(4)
+      for (int l = 0; l < 4; ++l) sum[r][l] = hn::MulAdd(left, right[l], sum[r][l]);
+    }
+  }
+  HWY_UNROLL(4)
+  for (int r = 0; r < kRows; ++r) SumFour<T>(sum[r][0], sum[r][1], sum[r][2], sum[r][3], to + r * to_row);
+}
+// The same for any number of rows of a and a multiple of 4 rows of b.
+template <class T>
+HWY_NOINLINE void DotRows(int64_t n, int64_t a_rows, const T* a, int64_t a_row, int64_t b_rows, const T* b, int64_t b_row, T* to, int64_t to_row) {
+  for (int64_t l = 0; l < b_rows; l += 4) {
+    int64_t r = 0;
+    for (; r + kDotRows <= a_rows; r += kDotRows) DotTile<kDotRows>(n, a + r * a_row, a_row, b + l * b_row, b_row, to + r * to_row + l, to_row);
+    for (; r < a_rows; ++r) DotTile<1>(n, a + r * a_row, a_row, b + l * b_row, b_row, to + r * to_row + l, to_row);
+  }
+}
+
 // exp(x) for x <= 0, within 0.65 units of the last place, and 0 where the result would be below the normal range. NaN stays NaN.
 //
 // 2^n e^r with n = round(x / ln 2): n is read off the last bits of x / ln 2 + 1.5 * 2^23, and added to the exponent of e^r. e^r is 1 + r + r^2 q(r),
@@ -211,9 +250,10 @@ struct Left {
   int64_t row, step;
 };
 
-// c[r][..] += sum over j of a(r, j) b[j][..] for kRows rows and kVectors vectors, j in blocks of kDepth. b's rows are b_row apart.
+// c[r][..] += (= where nothing is to be added to) sum over j of a(r, j) b[j][..] for kRows rows and kVectors vectors, j in blocks of kDepth. b's rows
+// are b_row apart.
 template <int kRows, int kVectors, class T>
-HWY_INLINE void TileMultiplyAdd(int64_t depth, const Left<T>& a, const T* HWY_RESTRICT b, int64_t b_row, T* HWY_RESTRICT c, int64_t c_row) {
+HWY_INLINE void TileMultiplyAdd(int64_t depth, const Left<T>& a, const T* HWY_RESTRICT b, int64_t b_row, T* HWY_RESTRICT c, int64_t c_row, bool add) {
   const Tag<T> d;
   const int64_t lanes = Lanes<T>();
   for (int64_t begin = 0; begin < depth; begin += kDepth) {
@@ -241,35 +281,38 @@ HWY_INLINE void TileMultiplyAdd(int64_t depth, const Left<T>& a, const T* HWY_RE
       HWY_UNROLL(8)
       for (int n = 0; n < kVectors; ++n) {
         T* to = c + r * c_row + n * lanes;
-        hn::Store(hn::Add(hn::Load(d, to), sum[r][n]), d, to);
+        hn::Store(add || begin > 0 ? hn::Add(hn::Load(d, to), sum[r][n]) : sum[r][n], d, to);
       }
     }
   }
 }
 
 template <int kVectors, class T>
-HWY_NOINLINE void RowsMultiplyAdd(int64_t rows, int64_t depth, Left<T> a, const T* b, int64_t b_row, T* c, int64_t c_row) {
-  for (; rows >= 6; rows -= 6, a.at += 6 * a.row, c += 6 * c_row) TileMultiplyAdd<6, kVectors>(depth, a, b, b_row, c, c_row);
-  for (; rows >= 2; rows -= 2, a.at += 2 * a.row, c += 2 * c_row) TileMultiplyAdd<2, kVectors>(depth, a, b, b_row, c, c_row);
-  for (; rows >= 1; rows -= 1, a.at += a.row, c += c_row) TileMultiplyAdd<1, kVectors>(depth, a, b, b_row, c, c_row);
+HWY_NOINLINE void RowsMultiplyAdd(int64_t rows, int64_t depth, const Left<T>& left, const T* b, int64_t b_row, T* c, int64_t c_row, bool add) {
+  Left<T> a = left;  // by value it would be stored in pieces and loaded whole, which waits for the stores
+  for (; rows >= 6; rows -= 6, a.at += 6 * a.row, c += 6 * c_row) TileMultiplyAdd<6, kVectors>(depth, a, b, b_row, c, c_row, add);
+  for (; rows >= 2; rows -= 2, a.at += 2 * a.row, c += 2 * c_row) TileMultiplyAdd<2, kVectors>(depth, a, b, b_row, c, c_row, add);
+  for (; rows >= 1; rows -= 1, a.at += a.row, c += c_row) TileMultiplyAdd<1, kVectors>(depth, a, b, b_row, c, c_row, add);
 }
 
 // c += a b for one panel b [depth][Panel<T>()], or rows b_row apart, of which `vectors` vectors are wanted.
 template <class T>
-HWY_INLINE void MultiplyAdd(int vectors, int64_t rows, int64_t depth, const Left<T>& a, const T* b, T* c, int64_t c_row, int64_t b_row = Panel<T>()) {
-  if (vectors == 1) return RowsMultiplyAdd<1>(rows, depth, a, b, b_row, c, c_row);
+HWY_INLINE void MultiplyAdd(int vectors, int64_t rows, int64_t depth, const Left<T>& a, const T* b, T* c, int64_t c_row, int64_t b_row = Panel<T>(),
+                            bool add = true) {
+  if (vectors == 1) return RowsMultiplyAdd<1>(rows, depth, a, b, b_row, c, c_row, add);
   if constexpr (kPanelVectors == 4) {
-    if (vectors == 3) return RowsMultiplyAdd<3>(rows, depth, a, b, b_row, c, c_row);
-    if (vectors == 4) return RowsMultiplyAdd<4>(rows, depth, a, b, b_row, c, c_row);
+    if (vectors == 3) return RowsMultiplyAdd<3>(rows, depth, a, b, b_row, c, c_row, add);
+    if (vectors == 4) return RowsMultiplyAdd<4>(rows, depth, a, b, b_row, c, c_row, add);
   }
-  return RowsMultiplyAdd<2>(rows, depth, a, b, b_row, c, c_row);
+  return RowsMultiplyAdd<2>(rows, depth, a, b, b_row, c, c_row, add);
 }
-// c += a b for `columns` columns, whole vectors, of rows b_row and c_row apart.
+// c += a b (c = a b; depth is then at least 1) for `columns` columns, whole vectors, of rows b_row and c_row apart.
 template <class T>
-HWY_INLINE void MultiplyAddWide(int64_t columns, int64_t rows, int64_t depth, const Left<T>& a, const T* b, int64_t b_row, T* c, int64_t c_row) {
+HWY_INLINE void MultiplyAddWide(int64_t columns, int64_t rows, int64_t depth, const Left<T>& a, const T* b, int64_t b_row, T* c, int64_t c_row,
+                                bool add) {
   for (int64_t left = 0; left < columns; left += Panel<T>()) {
     const int64_t width = columns - left < Panel<T>() ? columns - left : Panel<T>();
-    MultiplyAdd(static_cast<int>(width / Lanes<T>()), rows, depth, a, b + left, c + left, c_row, b_row);
+    MultiplyAdd(static_cast<int>(width / Lanes<T>()), rows, depth, a, b + left, c + left, c_row, b_row, add);
   }
 }
 
