@@ -13,6 +13,9 @@ all are timed in rounds: each peer once and `tercet bench` once, so that a busy 
 nanoseconds for each token and head; a ratio is the median over the rounds of the peer's time over ours in the same round. The peers get every help: one
 thread without a pool, outputs bound beforehand where they can be, heads before tokens where they like that, no gradients, and malloc keeps freed memory
 so that temporaries do not fault page by page. Ours runs with malloc as it is.
+
+With --gradient also forward and backward by torch's autograd, of its chunked linear attention and of the fallback of transformers, beside the same of
+`tercet bench --gradient`. Their gradients are first compared with those of the recurrence, token by token in f64.
 """
 
 import argparse
@@ -63,6 +66,7 @@ class Layer:
         self.beta = random.uniform(0, 1, (1, tokens, heads)).astype(np.float32)
         self.step, self.channel = log_decay(1, tokens, heads), log_decay(1, tokens, heads, key_dim)
         self.state = normal(1, heads, key_dim, value_dim) if tokens == 1 else None
+        self.given = normal(1, tokens, heads, value_dim)  # the gradient of out
 
 
 class Onnxruntime:
@@ -105,13 +109,15 @@ class Onnxruntime:
         return self.outputs["output"].numpy().reshape(self.shape), self.outputs["present_state"].numpy()
 
 
+def heads_first(array):
+    """[1, T, H, D] as [H, T, D], contiguous."""
+    return torch.from_numpy(array)[0].transpose(0, 1).contiguous()
+
+
 class Torch:
     """What the torch peers share: tensors with the heads before the tokens, [H, T, D] and contiguous. A call keeps its result in `out` and `state`."""
 
     def __init__(self, layer):
-        def heads_first(array):
-            return torch.from_numpy(array)[0].transpose(0, 1).contiguous()
-
         self.q, self.k, self.v = heads_first(layer.q), heads_first(layer.k), heads_first(layer.v)
         self.scale, self.T = layer.scale, layer.T
         self.start = None if layer.state is None else torch.from_numpy(layer.state[0].copy())
@@ -188,6 +194,68 @@ class Transformers:
         return out.numpy(), state.numpy()
 
 
+class TorchGradient(Torch):
+    """What the torch peers with autograd share: a call is `forward`, and backward from the gradient given of its result."""
+
+    def __init__(self, layer):
+        super().__init__(layer)
+        self.given = heads_first(layer.given)
+        self.inputs = [x.requires_grad_() for x in (self.q, self.k, self.v)]
+
+    def __call__(self):
+        return torch.autograd.grad(self.forward(), self.inputs, self.given)
+
+    def result(self):
+        return {name: gradient.transpose(0, 1)[None].numpy() for name, gradient in zip("qkv", self())}
+
+
+class TorchChunkLoopGradient(TorchGradient):
+    """Chunk by chunk. Split, and not sliced: the gradient of a slice is as long as the whole."""
+
+    def forward(self):
+        state, out = self.zeros, []
+        for q, k, v in zip(*(x.split(CHUNK, 1) for x in (self.q * self.scale, self.k, self.v))):
+            table = torch.bmm(q, k.transpose(1, 2)).tril_()
+            out.append(torch.bmm(q, state).baddbmm(table, v))
+            state = state.baddbmm(k.transpose(1, 2), v)
+        return torch.cat(out, 1)
+
+
+class TorchChunkBatchGradient(TorchGradient):
+    """All chunks at once."""
+
+    def forward(self):
+        H, T = self.q.shape[:2]
+        q, k, v = (x.view(H, T // CHUNK, CHUNK, -1) for x in (self.q * self.scale, self.k, self.v))
+        states = torch.matmul(k[:, :-1].transpose(2, 3), v[:, :-1]).cumsum(1)
+        out = torch.matmul(torch.matmul(q, k.transpose(2, 3)).tril_(), v)
+        out[:, 1:] += torch.matmul(q[:, 1:], states)
+        return out.view(H, T, -1)
+
+
+class TransformersGradient:
+    """The fallback of transformers by chunks of 64, and backward."""
+    NAMES = "q", "k", "v", "log_decay", "beta"
+
+    def __init__(self, layer):
+        self.tensors = [torch.from_numpy(array).clone().requires_grad_() for array in (layer.q, layer.k, layer.v, layer.step, layer.beta)]
+        self.given = torch.from_numpy(layer.given)
+
+    def __call__(self):
+        out, _ = qwen.torch_chunk_gated_delta_rule(*self.tensors, initial_state=None, output_final_state=True)
+        return torch.autograd.grad(out, self.tensors, self.given)
+
+    def result(self):
+        return {name: gradient.numpy() for name, gradient in zip(self.NAMES, self())}
+
+
+def gradient_peers_of(layer):
+    found = [("torch loop over chunks", "linear", TorchChunkLoopGradient(layer))]
+    if layer.T % CHUNK == 0:
+        found.append(("torch all chunks at once", "linear", TorchChunkBatchGradient(layer)))
+    return found + [("transformers gated delta fallback", "gated_delta", TransformersGradient(layer))]
+
+
 def peers_of(layer):
     """(name, our rule, the peer) of each that does this size."""
     found = [("onnxruntime linear", "linear", Onnxruntime(layer, "linear", "linear")),
@@ -247,6 +315,37 @@ def check(tercet, tokens, heads, dim):
                     sys.exit("peers: %s of %s at T %d, K = V = %d is %.2g of the largest away from the answer" % (what, name, tokens, dim, distance))
 
 
+def gradients_of_recurrence(layer, rule):
+    """{input: gradient}, by autograd through the recurrence in f64."""
+    arrays = {"q": layer.q, "k": layer.k, "v": layer.v}
+    if rule == "gated_delta":
+        arrays.update(log_decay=layer.step, beta=layer.beta)
+    inputs = {name: torch.from_numpy(array.astype(float)).requires_grad_() for name, array in arrays.items()}
+    steps = {name: tensor[0].unbind() for name, tensor in inputs.items()}  # each [H, D]
+    state, rows = torch.zeros(layer.H, layer.K, layer.V, dtype=torch.float64), []
+    for t in range(layer.T):
+        q, k, u = steps["q"][t], steps["k"][t], steps["v"][t]
+        if rule == "gated_delta":
+            state = state * steps["log_decay"][t].exp()[:, None, None]
+            u = steps["beta"][t][:, None] * (u - torch.einsum("hkv,hk->hv", state, k))
+        state = state + k[:, :, None] * u[:, None, :]
+        rows.append(layer.scale * torch.einsum("hkv,hk->hv", state, q))
+    gradients = torch.autograd.grad(torch.stack(rows)[None], list(inputs.values()), torch.from_numpy(layer.given.astype(float)))
+    return {name: gradient.numpy() for name, gradient in zip(inputs, gradients)}
+
+
+def check_gradients(tokens, heads, dim):
+    """Every peer with autograd has the gradients of the function that it is compared with: else this ends with a sentence."""
+    layer = Layer(tokens, heads, dim, dim, seed=2)
+    for name, rule, peer in gradient_peers_of(layer):
+        got, wanted = peer.result(), gradients_of_recurrence(layer, rule)
+        for what in wanted:
+            distance = np.abs(got[what] - wanted[what]).max() / np.abs(wanted[what]).max()
+            if got[what].shape != wanted[what].shape or not distance < 2e-5:
+                sys.exit("peers: the gradient of %s by %s at T %d, K = V = %d is %.2g of the largest away from the recurrence's" % (
+                    what, name, tokens, dim, distance))
+
+
 class Peer:
     """A peer at one size, with its times."""
 
@@ -272,17 +371,44 @@ class Peer:
         return self.time() * 1e9 / (self.layer.T * self.layer.H)
 
 
-def bench(arguments, layer, rules):
+def bench(arguments, layer, rules, gradient):
     """{rule: ns} by `tercet bench`, and what it says of the machine."""
     environment = {name: value for name, value in os.environ.items() if name not in KEEP_MEMORY}
     command = [arguments.tercet, "bench", "--json", "--rule", ",".join(rules), "--form", arguments.form, "--tokens", str(layer.T), "--heads",
-               str(layer.H), "--key-dim", str(layer.K), "--repeat", "5", "--seconds", str(arguments.seconds)]
+               str(layer.H), "--key-dim", str(layer.K), "--repeat", "5", "--seconds", str(arguments.seconds)] + ["--gradient"] * gradient
     said = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
     return {row["rule"]: row["ns_per_token_head"] for row in said["rows"]}, said["machine"]
 
 
 def numbers(text):
     return [int(word) for word in text.split(",")]
+
+
+def measure(arguments, tokens, dim, gradient):
+    """The rows of one size, and what `tercet bench` says of the machine."""
+    layer = Layer(tokens, arguments.heads, dim, dim)
+    if gradient:
+        check_gradients(min(tokens, 4 * CHUNK), 4, dim)
+    else:
+        check(arguments.tercet, min(tokens, 4 * CHUNK), 4, dim)
+    peers = [Peer(name, rule, layer, call) for name, rule, call in (gradient_peers_of if gradient else peers_of)(layer)]
+    rules = sorted({peer.rule for peer in peers})
+    our_ns = {rule: [] for rule in rules}
+    machine = None
+    for peer in peers:
+        peer.warm_up(arguments.seconds)
+    for round_number in range(arguments.rounds):
+        print("peers%s: K = V = %d, T %d, round %d of %d" % (" with gradients" * gradient, dim, tokens, round_number + 1, arguments.rounds), file=sys.stderr)
+        now, machine = bench(arguments, layer, rules, gradient)
+        for rule in rules:
+            our_ns[rule].append(now[rule])
+        for peer in peers:
+            ns = peer.sample()
+            peer.ns.append(ns)
+            peer.ratios.append(ns / now[peer.rule])
+    return [{"peer": peer.name, "rule": peer.rule, "gradient": gradient, "dtype": "f32", "tokens": tokens, "heads": arguments.heads, "key_dim": dim,
+             "value_dim": dim, "threads": 1, "peer_ns_per_token_head": statistics.median(peer.ns),
+             "ns_per_token_head": statistics.median(our_ns[peer.rule]), "ratio": statistics.median(peer.ratios)} for peer in peers], machine
 
 
 def main():
@@ -295,6 +421,7 @@ def main():
     parser.add_argument("--dims", type=numbers, default=[64, 128], help="key_dim = value_dim (default: 64,128)")
     parser.add_argument("--heads", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=0.02, help="that a sample lasts at least (default: %(default)s)")
+    parser.add_argument("--gradient", action="store_true", help="forward and backward too")
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the table")
     arguments = parser.parse_args()
     if arguments.rounds < 7:
@@ -303,28 +430,14 @@ def main():
     torch.set_num_threads(1)
 
     rows, machine = [], None
-    with torch.inference_mode():
-        for dim in arguments.dims:
-            for tokens in arguments.tokens:
-                check(arguments.tercet, min(tokens, 4 * CHUNK), 4, dim)
-                layer = Layer(tokens, arguments.heads, dim, dim)
-                peers = [Peer(name, rule, layer, call) for name, rule, call in peers_of(layer)]
-                rules = sorted({peer.rule for peer in peers})
-                our_ns = {rule: [] for rule in rules}
-                for peer in peers:
-                    peer.warm_up(arguments.seconds)
-                for round_number in range(arguments.rounds):
-                    print("peers: K = V = %d, T %d, round %d of %d" % (dim, tokens, round_number + 1, arguments.rounds), file=sys.stderr)
-                    now, machine = bench(arguments, layer, rules)
-                    for rule in rules:
-                        our_ns[rule].append(now[rule])
-                    for peer in peers:
-                        ns = peer.sample()
-                        peer.ns.append(ns)
-                        peer.ratios.append(ns / now[peer.rule])
-                rows += [{"peer": peer.name, "rule": peer.rule, "dtype": "f32", "tokens": tokens, "heads": arguments.heads, "key_dim": dim,
-                          "value_dim": dim, "threads": 1, "peer_ns_per_token_head": statistics.median(peer.ns),
-                          "ns_per_token_head": statistics.median(our_ns[peer.rule]), "ratio": statistics.median(peer.ratios)} for peer in peers]
+    for gradient in [False, True] if arguments.gradient else [False]:
+        with torch.inference_mode(not gradient):
+            for dim in arguments.dims:
+                for tokens in arguments.tokens:
+                    if gradient and tokens == 1:
+                        continue
+                    now, machine = measure(arguments, tokens, dim, gradient)
+                    rows += now
 
     versions = {"python": platform.python_version(), "numpy": np.__version__, "onnxruntime": onnxruntime.__version__, "torch": torch.__version__,
                 "transformers": transformers.__version__}
@@ -336,10 +449,10 @@ def main():
         machine["cpu"], arguments.core, peaks["fma_f32_gflops"], machine["version"], machine["target"], machine["compiler"]))
     print(", ".join("%s %s" % pair for pair in versions.items()))
     print("f32, one thread, B = 1, H = %d, ns a token and head, medians of %d\n" % (arguments.heads, arguments.rounds))
-    print("%-34s %-12s %5s %6s  %9s  %9s  %6s" % ("peer", "our rule", "K = V", "T", "peer ns", "our ns", "ratio"))
+    print("%-34s %-12s %-8s %5s %6s  %9s  %9s  %6s" % ("peer", "our rule", "gradient", "K = V", "T", "peer ns", "our ns", "ratio"))
     for row in rows:
-        print("%-34s %-12s %5d %6d  %9.0f  %9.0f  %6.2f" % (row["peer"], row["rule"], row["key_dim"], row["tokens"], row["peer_ns_per_token_head"],
-                                                          row["ns_per_token_head"], row["ratio"]))
+        print("%-34s %-12s %-8s %5d %6d  %9.0f  %9.0f  %6.2f" % (row["peer"], row["rule"], "with" if row["gradient"] else "without", row["key_dim"],
+                                                                 row["tokens"], row["peer_ns_per_token_head"], row["ns_per_token_head"], row["ratio"]))
 
 
 if __name__ == "__main__":

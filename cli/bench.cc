@@ -38,9 +38,18 @@ Times layers of random tensors: every rule, form, chunk, dtype, size, decay and 
   of peak     that over what as many cores do in multiply-adds between registers, measured in the same run: in f32, for f64 in f64.
   of loop     at --tokens 1 alone, where the state lies in place (the initial state is the final state's memory, as in decoding): the bytes of the
               state read and written in a second, over those of a plain loop that multiplies as many bytes in place.
-  work KiB    what a call works in beside its tensors, all threads together: in JSON workspace_bytes, what WorkspaceBytes says of it.
+  work KiB    what a call works in beside its tensors, all threads together: in JSON workspace_bytes, what WorkspaceBytes says of it (with --gradient
+              GradientWorkspaceBytes).
   peak MiB    the most memory the process had resident in the layer's first calls, the tensors of its size among it. In JSON added_bytes is what those
               calls added, as far as no layer before had left it behind.
+
+With --gradient ns is Attend and then AttendGradient: given the gradient of the output, those of the scale and of all inputs of the rule are wanted.
+No state is given, at --tokens 1 neither. Every round also takes Attend alone.
+
+  forward     nanoseconds a token and head of Attend alone.
+  ratio       ns over forward.
+  GFLOP/s     on the least work of both: 14 K V operations for linear and retention, 17 for simple_gla, gla and rwkv6, 22 for delta, 25 for
+              gated_delta and kda, 33 for rwkv7.
 
 Examples
   tercet bench                                       every rule, T 2048, 32 heads, K = V = 128, one thread
@@ -48,6 +57,7 @@ Examples
   tercet bench --rule gated_delta --form chunkwise --chunk 32,64,128 --dtype f32,f64
   tercet bench --tokens 1                            decode: one token a call
   tercet bench --rule gla --decay mild,strong,none,total --threads 1,2 --json
+  tercet bench --rule linear,kda --gradient --form recurrent,chunkwise --chunk 0,16,64
 
 Exit codes: 0 measured; 2 bad use.)";
 
@@ -69,11 +79,13 @@ std::vector<Dtype> FloatingDtypes() {
 }
 
 // Operations a token and head over K V, of the recurrence: two for the write and two for the read, one for a decay that is not the same for all
-// tokens, and two each for what the delta rules recall and what a rank-one update recalls and writes.
-int64_t LeastWork(Rule rule) {
+// tokens, and two each for what the delta rules recall and what a rank-one update recalls and writes. With the gradient, the state once more and what
+// goes back through each of these (docs/performance.md counts it).
+int64_t LeastWork(Rule rule, bool gradient) {
   const rules::Axes axes = rules::AxesOf(rule);
   const int64_t decay = axes.decay == Decay::kPerStep || axes.decay == Decay::kPerChannel ? 1 : 0;
-  return 4 + decay + (axes.update == Update::kDelta ? 2 : axes.update == Update::kRankOne ? 4 : 0);
+  const int64_t removal = axes.update == Update::kDelta ? 2 : axes.update == Update::kRankOne ? 4 : 0;
+  return gradient ? 14 + 3 * decay + 4 * removal : 4 + decay + removal;
 }
 
 // The tensors of one size and dtype, each once for all the layers that can share it.
@@ -91,7 +103,8 @@ class Stock {
     out_ = proof::Owned::Zeros(dtype, {size.batch, size.tokens, size.heads, size.value_dim});
   }
 
-  void Layer(Rule rule, std::string_view decay, Inputs* inputs, Outputs* outputs) {
+  // With `given` and `wanted` for the gradient, and then without a state to begin with.
+  void Layer(Rule rule, std::string_view decay, Inputs* inputs, Outputs* outputs, OutputGradients* given, Gradients* wanted) {
     spec_.rule = rule;
     proof::OwnedInputs drawn = proof::RandomInputs(spec_);
     const RuleInfo& info = Info(rule);
@@ -111,7 +124,18 @@ class Stock {
     outputs->out = out_.mutable_view();
     outputs->final_state = state.mutable_view();
     outputs->final_key_sum = key_sum.mutable_view();
-    if (size_.tokens == 1) {
+    if (given != nullptr) {
+      given->out = Keep("given", kToken, RandomValues()).view();
+      wanted->q = Keep("gradient of q", kToken, drawn.q).mutable_view();
+      wanted->k = Keep("gradient of k", kToken, drawn.k).mutable_view();
+      wanted->v = Keep("gradient of v", kToken, drawn.v).mutable_view();
+      wanted->log_decay = Keep("gradient of log_decay " + layout, layout == "[H]" ? kHead : kToken, drawn.log_decay).mutable_view();
+      wanted->beta = Keep("gradient of beta", kToken, drawn.beta).mutable_view();
+      wanted->remove = Keep("gradient of remove", kToken, drawn.remove).mutable_view();
+      wanted->write = Keep("gradient of write", kToken, drawn.write).mutable_view();
+      wanted->bonus = Keep("gradient of bonus", kHead, drawn.bonus).mutable_view();
+      wanted->scale = &gradient_of_scale_;
+    } else if (size_.tokens == 1) {
       inputs->initial_state = state.view();
       inputs->initial_key_sum = key_sum.view();
     }
@@ -124,6 +148,14 @@ class Stock {
   proof::RandomSpec spec_;
   std::map<std::string, proof::Owned, std::less<>> tensors_;
   proof::Owned out_, none_;
+  double gradient_of_scale_ = 0;
+
+  // Like v, but not v.
+  proof::Owned RandomValues() const {
+    proof::RandomSpec spec = spec_;
+    ++spec.seed;
+    return proof::RandomInputs(spec).v;
+  }
 
   // The tensor of that name, made of the drawn one if there is none: rows and tokens are repeated until they are as many as wanted.
   proof::Owned& Keep(const std::string& name, Axis axis, const proof::Owned& drawn) {
@@ -218,19 +250,29 @@ struct Row {
   int cores = 1;
   Inputs inputs;
   Outputs outputs;
-  Timed time;
+  bool gradient = false;  // then `time` is of Attend and AttendGradient, and `forward` of Attend alone
+  OutputGradients given;
+  Gradients wanted;
+  Timed time, forward;
   const Timed* loop = nullptr;  // with one token: over as many bytes as a core has of the state
   double loop_seconds = 0;
   int64_t workspace_bytes = 0, peak_bytes = 0, added_bytes = 0;
   Status status;  // of the calls so far
 
   bool alone() const { return cores == 1; }
-  void Call() {
+  void Forward() {
     if (status.ok()) status = Attend(options, inputs, outputs);
   }
+  void Call() {
+    Forward();
+    if (gradient && status.ok()) status = AttendGradient(options, inputs, given, wanted);
+  }
   double seconds() const { return Median(time.samples); }
+  double forward_seconds() const { return Median(forward.samples); }
   double heads() const { return static_cast<double>(size.batch * size.tokens * size.heads); }  // all tokens' heads
-  double gflops() const { return static_cast<double>(LeastWork(options.rule) * size.key_dim * size.value_dim) * heads() / seconds() * 1e-9; }
+  double gflops() const {
+    return static_cast<double>(LeastWork(options.rule, gradient) * size.key_dim * size.value_dim) * heads() / seconds() * 1e-9;
+  }
 };
 
 class Machine {
@@ -293,7 +335,7 @@ class Machine {
 
 struct Command {
   Flags flags;
-  bool json = false;
+  bool json = false, gradient = false;
 
   Status Run(Result* result);
 
@@ -355,7 +397,8 @@ Status Command::Read() {
       for (const int64_t H : heads)
         for (const int64_t K : key_dims)
           for (const int64_t V : value_dims.empty() ? std::vector<int64_t>{K} : value_dims) {
-            const double elements = Product({batch, T, H}) * (6 * Product({K}) + 2 * Product({V})) + Product({batch, H, K, V});
+            const double rows = gradient ? 11 * Product({K}) + 4 * Product({V}) : 6 * Product({K}) + 2 * Product({V});
+            const double elements = Product({batch, T, H}) * rows + Product({batch, H, K, V});
             double bytes = 0;
             for (const Dtype dtype : dtypes_) bytes += elements * static_cast<double>(contract::SizeOf(dtype));
             if (Status status = CheckMemory("random tensors of these sizes and their outputs", bytes); !status.ok()) return status;
@@ -376,6 +419,7 @@ std::vector<Row> Command::Rows(const Size& size) {
               row.size = size;
               row.dtype = dtype;
               row.decay = decay;
+              row.gradient = gradient;
               row.options = options_;
               row.options.rule = rule;
               row.options.form = form;
@@ -403,12 +447,14 @@ Status Command::Measure(std::vector<Row>* rows, Machine* machine, Progress* prog
   for (auto row = rows->begin(); row != rows->end();) {
     say(*row);
     const auto stock = stocks.try_emplace(row->dtype, row->size, row->dtype, options_, seed_).first;
-    stock->second.Layer(row->options.rule, row->decay, &row->inputs, &row->outputs);
-    row->status = WorkspaceBytes(row->options, row->inputs, row->outputs, &row->workspace_bytes);
+    stock->second.Layer(row->options.rule, row->decay, &row->inputs, &row->outputs, gradient ? &row->given : nullptr, &row->wanted);
+    row->status = gradient ? GradientWorkspaceBytes(row->options, row->inputs, row->given, row->wanted, &row->workspace_bytes)
+                           : WorkspaceBytes(row->options, row->inputs, row->outputs, &row->workspace_bytes);
     ForgetPeak();
     const int64_t before = ProcessBytes("VmRSS");
     row->Call();
     if (row->status.ok()) row->time.WarmUp(row->alone(), seconds_, [&] { row->Call(); });
+    if (row->status.ok() && gradient) row->forward.WarmUp(row->alone(), seconds_, [&] { row->Forward(); });
     if (!row->status.ok()) {
       const bool no_key_sum = options_.normalize && !Info(row->options.rule).can_normalize;
       if (!no_key_sum && row->status.code != StatusCode::kTableLimit) return row->status;
@@ -419,7 +465,7 @@ Status Command::Measure(std::vector<Row>* rows, Machine* machine, Progress* prog
     }
     row->peak_bytes = PeakBytes();
     row->added_bytes = std::max<int64_t>(0, row->peak_bytes - before);
-    if (row->size.tokens == 1) {
+    if (row->size.tokens == 1 && !gradient) {
       const Tensor& state = row->outputs.final_state;
       const auto bytes = static_cast<size_t>(contract::Count(state) * contract::SizeOf(state.dtype) / row->cores);
       Loop& loop = loops[bytes];
@@ -436,6 +482,7 @@ Status Command::Measure(std::vector<Row>* rows, Machine* machine, Progress* prog
     for (auto& [bytes, loop] : loops) loop.time.samples.push_back(loop.time.Sample(true, [&loop = loop, machine] { machine->Loop(&loop.data); }));
     for (Row& row : *rows) {
       say(row);
+      if (gradient) row.forward.samples.push_back(row.forward.Sample(row.alone(), [&] { row.Forward(); }));
       row.time.samples.push_back(row.time.Sample(row.alone(), [&] { row.Call(); }));
       if (!row.status.ok()) return row.status;
     }
@@ -446,26 +493,32 @@ Status Command::Measure(std::vector<Row>* rows, Machine* machine, Progress* prog
 }
 
 Json ToJson(const Row& row, const Machine& machine, const std::string& target) {
-  return {{"rule", Name(row.options.rule)},
-          {"form", Name(row.options.form)},
-          {"chunk", row.options.chunk},
-          {"dtype", Name(row.dtype)},
-          {"decay", row.decay},
-          {"batch", row.size.batch},
-          {"tokens", row.size.tokens},
-          {"heads", row.size.heads},
-          {"key_dim", row.size.key_dim},
-          {"value_dim", row.size.value_dim},
-          {"threads", row.cores},
-          {"target", target},
-          {"ns_per_token_head", row.seconds() * 1e9 / row.heads()},
-          {"gflops", row.gflops()},
-          {"peak_fraction", row.gflops() / (row.cores * machine.gflops(row.dtype))},
-          {"rmw_fraction", row.loop != nullptr ? Json(row.loop_seconds / row.seconds()) : Json()},
-          {"tokens_per_second", static_cast<double>(row.size.batch * row.size.tokens) / row.seconds()},
-          {"workspace_bytes", row.workspace_bytes},
-          {"peak_rss_bytes", row.peak_bytes},
-          {"added_bytes", row.added_bytes}};
+  Json json = {{"rule", Name(row.options.rule)},
+               {"form", Name(row.options.form)},
+               {"chunk", row.options.chunk},
+               {"dtype", Name(row.dtype)},
+               {"decay", row.decay},
+               {"batch", row.size.batch},
+               {"tokens", row.size.tokens},
+               {"heads", row.size.heads},
+               {"key_dim", row.size.key_dim},
+               {"value_dim", row.size.value_dim},
+               {"threads", row.cores},
+               {"target", target},
+               {"ns_per_token_head", row.seconds() * 1e9 / row.heads()},
+               {"gflops", row.gflops()},
+               {"peak_fraction", row.gflops() / (row.cores * machine.gflops(row.dtype))},
+               {"rmw_fraction", row.loop != nullptr ? Json(row.loop_seconds / row.seconds()) : Json()},
+               {"tokens_per_second", static_cast<double>(row.size.batch * row.size.tokens) / row.seconds()},
+               {"workspace_bytes", row.workspace_bytes},
+               {"peak_rss_bytes", row.peak_bytes},
+               {"added_bytes", row.added_bytes}};
+  if (row.gradient) {
+    json["gradient"] = true;
+    json["forward_ns_per_token_head"] = row.forward_seconds() * 1e9 / row.heads();
+    json["ratio"] = row.seconds() / row.forward_seconds();
+  }
+  return json;
 }
 
 // A line of the table: the same fields of that JSON, whose names stand above.
@@ -474,10 +527,12 @@ std::string Line(const Json& row) {
   const auto whole = [&](const char* name) { return row[name].get<int64_t>(); };
   const auto real = [&](const char* name) { return row[name].get<double>(); };
   const Json& loop = row["rmw_fraction"];
+  std::string time = fmt::format("{:>10.1f}", real("ns_per_token_head"));
+  if (row.contains("gradient")) time = fmt::format("{:>10.1f}  {}  {:>6.2f}", real("forward_ns_per_token_head"), time, real("ratio"));
   return fmt::format(
-      "{:<12} {:<10} {:>5}  {:<5}  {:<6}  {:>3} {:>7} {:>4} {:>4} {:>4}  {:>7}  {:>10.1f}  {:>7.1f}  {:>7.3f}  {:>7}  {:>9.3g}  {:>8.1f}  {:>8.1f}\n",
+      "{:<12} {:<10} {:>5}  {:<5}  {:<6}  {:>3} {:>7} {:>4} {:>4} {:>4}  {:>7}  {}  {:>7.1f}  {:>7.3f}  {:>7}  {:>9.3g}  {:>8.1f}  {:>8.1f}\n",
       text("rule"), text("form"), whole("chunk"), text("dtype"), text("decay"), whole("batch"), whole("tokens"), whole("heads"), whole("key_dim"),
-      whole("value_dim"), whole("threads"), real("ns_per_token_head"), real("gflops"), real("peak_fraction"),
+      whole("value_dim"), whole("threads"), time, real("gflops"), real("peak_fraction"),
       loop.is_null() ? "-" : fmt::format("{:.3f}", loop.get<double>()), real("tokens_per_second"), real("workspace_bytes") * 0x1p-10,
       real("peak_rss_bytes") * 0x1p-20);
 }
@@ -510,7 +565,8 @@ Status Command::Run(Result* result) {
   result->text =
       machine.Text(target) + "\n" +
       fmt::format("{:<12} {:<10} {:>5}  {:<5}  {:<6}  {:>3} {:>7} {:>4} {:>4} {:>4}  {:>7}  {:>10}  {:>7}  {:>7}  {:>7}  {:>9}  {:>8}  {:>8}\n",
-                  "rule", "form", "chunk", "dtype", "decay", "B", "T", "H", "K", "V", "threads", "ns", "GFLOP/s", "of peak", "of loop", "tokens/s",
+                  "rule", "form", "chunk", "dtype", "decay", "B", "T", "H", "K", "V", "threads",
+                  gradient ? fmt::format("{:>10}  {:>10}  {:>6}", "forward", "ns", "ratio") : "ns", "GFLOP/s", "of peak", "of loop", "tokens/s",
                   "work KiB", "peak MiB");
   for (const Json& row : rows) result->text += Line(row);
   for (const auto& [what, why] : left_out_) result->text += fmt::format("left out: {}: {}\n", what, why);
@@ -543,6 +599,7 @@ Action AddBench(CLI::App* command) {
   flags->Add(command, "seconds", "X", "that a layer is called again and again for in a round, at least once; by default 0.02");
   flags->Add(command, "seed", "N", "of the random tensors; by default 1");
   AddOptionFlags(command, flags);
+  command->add_flag("--gradient", self->gradient, "time Attend and then AttendGradient, beside Attend alone");
   command->add_flag("--json", self->json, "machine and rows as one JSON object");
   return [self](Result* result) { return self->Run(result); };
 }

@@ -74,6 +74,10 @@ Status Say(StatusCode code, const char* sentence) {
 template <class Layer, class Plan, class Job, class Finish>
 Status Run(const Options& options, const Layer& layer, Executor& executor, const Plan& plan, const char* query, void (*run)(const Job&),
            const Finish& finish) {
+  if (plan.jobs == 0) {  // and so no memory
+    finish(nullptr);
+    return {};
+  }
   // All memory before the first write: a call that is refused has changed nothing.
   const int64_t bytes = plan.Memory();
   std::byte* memory = nullptr;
@@ -173,9 +177,15 @@ void StoreSums(const contract::GradientLayer& layer, const double* sums) {
 Status Attend(const Options& options, const Inputs& inputs, const Outputs& outputs) {
   return PlannedForward(options, inputs, outputs,
                         [&](const contract::Layer& layer, const targets::Target&, Executor& executor, const plan::Plan& plan) -> Status {
-                          if (plan.jobs == 0) return {};
+                          const auto finish = [&](const std::byte*) {
+                            if (plan.saved.tokens > 0) plan::MarkSaved(options, layer, outputs.saved);
+                          };
+                          if (plan.jobs == 0) {
+                            finish(nullptr);
+                            return {};
+                          }
                           const forms::Engine::Run run = plan.engine->run[layer.f64()][static_cast<size_t>(layer.rule)];
-                          return Run(options, layer, executor, plan, "WorkspaceBytes", run, [](const std::byte*) {});
+                          return Run(options, layer, executor, plan, "WorkspaceBytes", run, finish);
                         });
 }
 
@@ -186,6 +196,17 @@ Status WorkspaceBytes(const Options& options, const Inputs& inputs, const Output
     *bytes = BytesOf(plan.Memory());
     return Status();
   });
+}
+
+Status SavedBytes(const Options& options, const Inputs& inputs, int64_t* bytes) {
+  try {
+    const FloatingMode mode;
+    contract::Layer layer;
+    if (Status status = contract::Validate(options, inputs, nullptr, &layer); !status.ok()) return status;
+    return plan::SavedBytes(options, layer, bytes);
+  } catch (...) {
+    return Say(StatusCode::kOutOfMemory, "the call ran out of memory");
+  }
 }
 
 Status AttendGradient(const Options& options, const Inputs& inputs, const OutputGradients& given, const Gradients& wanted) {

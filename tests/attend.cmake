@@ -1,5 +1,5 @@
 # The layer itself: refusals, laws, and the conformance grid, a ctest test a rule so that they share the cores.
-foreach(test contract gradient_contract dtypes laws)
+foreach(test contract gradient_contract dtypes laws gradient_laws)
   add_executable(${test}_test ${test}_test.cc)
   target_link_libraries(${test}_test PRIVATE tercet_internal tercet_proof GTest::gtest_main)
   gtest_discover_tests(${test}_test TEST_PREFIX ${test}.)

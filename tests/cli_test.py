@@ -455,6 +455,7 @@ class Bench(CommandTest):
     KEYS = {"rule", "form", "chunk", "dtype", "decay", "batch", "tokens", "heads", "key_dim", "value_dim", "threads", "target", "ns_per_token_head",
             "gflops", "peak_fraction", "rmw_fraction", "tokens_per_second", "workspace_bytes", "peak_rss_bytes", "added_bytes"}
     WORK = {"linear": 4, "retention": 4, "simple_gla": 5, "gla": 5, "rwkv6": 5, "delta": 6, "gated_delta": 7, "kda": 7, "rwkv7": 9}
+    GRADIENT_WORK = {"linear": 14, "retention": 14, "simple_gla": 17, "gla": 17, "rwkv6": 17, "delta": 22, "gated_delta": 25, "kda": 25, "rwkv7": 33}
 
     def test_every_layer_named_is_timed(self):
         said = self.json("bench", *self.TINY, "--form", ",".join(FORMS), "--chunk", "0,2", "--dtype", "f32,f64", "--tokens", "1,5", "--batch", "2")
@@ -482,6 +483,40 @@ class Bench(CommandTest):
             self.assertGreater(row["workspace_bytes"], 64)
             self.assertGreater(row["peak_rss_bytes"], 1 << 20)
             self.assertGreaterEqual(row["added_bytes"], 0)
+
+    def test_gradient(self):
+        forms = [form for form in FORMS if form != "parallel"]
+        given = [*self.TINY, "--gradient", "--form", ",".join(forms), "--chunk", "0,2", "--dtype", "f32,bf16", "--tokens", "1,5", "--batch", "2"]
+        said = self.json("bench", *given)
+        self.assertEqual(said["left_out"], [])
+        wanted = {(rule, form, chunk, dtype, tokens) for rule in RULES for form in forms for dtype in ("f32", "bf16") for tokens in (1, 5)
+                  for chunk in ((0, 2) if form in ("chunkwise", "automatic") else (0,))}
+        self.assertEqual(sorted(wanted), sorted((row["rule"], row["form"], row["chunk"], row["dtype"], row["tokens"]) for row in said["rows"]))
+        for row in said["rows"]:
+            self.assertEqual(set(row), self.KEYS | {"gradient", "forward_ns_per_token_head", "ratio"})
+            self.assertIs(row["gradient"], True)
+            ns, forward = row["ns_per_token_head"], row["forward_ns_per_token_head"]
+            self.assertGreater(ns, 0)
+            self.assertGreater(forward, 0)
+            self.assertAlmostEqual(row["ratio"], ns / forward, delta=1e-9 * row["ratio"])
+            self.assertAlmostEqual(row["gflops"] * ns, self.GRADIENT_WORK[row["rule"]] * 4 * 6, delta=1e-6)
+            self.assertAlmostEqual(row["gflops"] / said["machine"]["peaks"]["fma_f32_gflops"], row["peak_fraction"], delta=1e-9)
+            self.assertIsNone(row["rmw_fraction"])  # there is no state in place
+
+    def test_the_gradient_keeps_states(self):
+        kept = {}
+        for gradient in ([], ["--gradient"]):
+            rows = self.json("bench", *self.TINY, "--rule", "gla", "--tokens", "64,1024", "--threads", "1", *gradient)["rows"]
+            kept[bool(gradient)] = [row["workspace_bytes"] for row in rows]
+        states = (1024 - 64) / 32 * 4 * 6 * 4  # more, of a head: one a chunk of 32
+        self.assertLess(kept[False][1] - kept[False][0], states)
+        self.assertGreaterEqual(kept[True][1] - kept[True][0], states)
+
+    def test_the_gradient_in_text(self):
+        text = self.ok("bench", *self.TINY, "--rule", "rwkv6,kda", "--gradient", "--tokens", "9", "--normalize")
+        self.assertRegex(text, r"(?m)^rule .* threads +forward +ns +ratio +GFLOP/s")
+        self.assertRegex(text, r"(?m)^rwkv6 +automatic +0 +f32 +random +1 +9 +2 +4 +6 +1 +[\d.]+ +[\d.]+ +\d+\.\d\d +[\d.]+ ")
+        self.assertRegex(text, r"(?m)^left out: kda, automatic form, 9 tokens: normalize")
 
     def test_defaults(self):
         row, = self.json("bench", "--rule", "kda", "--tokens", "3", "--heads", "1", "--key-dim", "4", "--seconds", "0.0001")["rows"]
@@ -522,7 +557,9 @@ class Bench(CommandTest):
                 (["--threads", "1,many"], "--threads is 'many'"), (["--repeat", "4"], ["--repeat is '4'", "at least 5"]), (["--seconds", "0"], "--seconds"),
                 (["--seconds", "nan"], "--seconds"), (["--target", "Z80"], "Z80"), (["--scale", "inf"], "scale is inf"), (["--seed", "-1"], "--seed"),
                 (["--tokens", "99999999999"], "would take"), (["--tokens", "4294967296", "--heads", "4294967296"], "would take"),
-                (["--input", "a.npz"], "--input"), (["--plant", "mask"], "--plant")]:
+                (["--input", "a.npz"], "--input"), (["--plant", "mask"], "--plant"),
+                (["--gradient", "--rule", "gla", "--heads", "1", "--tokens", "4", "--form", "recurrent,parallel"], ["form is parallel", "no gradients"]),
+                (["--gradient", "--tokens", "99999999999"], "would take")]:
             with self.subTest(arguments=arguments):
                 self.refused("bench", *arguments, says=says)
         self.refused("bench", env={"TERCET_TARGET": "Z80"}, says="Z80")

@@ -264,20 +264,6 @@ TEST_P(Halves, RowsEndWhereTheyEnd) {
 
 // ---- Layers ---------------------------------------------------------------------------------------------------------------------------------
 
-Owned As(const Owned& from, Dtype dtype) {
-  if (from.shape.empty()) return from;
-  Owned to = Owned::Zeros(dtype, from.shape);
-  for (int64_t i = 0; i < to.size(); ++i) to.Set(i, from.Get(i));
-  return to;
-}
-OwnedInputs As(const OwnedInputs& from, Dtype dtype, Dtype gate_dtype) {
-  OwnedInputs to = from;
-  for (Owned* t : {&to.q, &to.k, &to.v}) *t = As(*t, dtype);
-  for (Owned* t : {&to.log_decay, &to.beta, &to.remove, &to.write, &to.bonus}) *t = As(*t, gate_dtype);
-  for (Owned* t : {&to.initial_state, &to.initial_key_sum}) *t = As(*t, contract::StateDtype(dtype));
-  return to;
-}
-
 // q, k, v and out of 16 bits are f32 on the way: the recurrent form gives the bits that it gives for the same numbers in f32, out rounded.
 TEST_P(Halves, ARecurrenceIsThatOfF32Rounded) {
   const Format& f = GetParam();
@@ -308,12 +294,6 @@ TEST_P(Halves, ARecurrenceIsThatOfF32Rounded) {
       }
     }
   }
-}
-
-double RootMeanSquare(const std::vector<double>& a, const std::vector<double>& b) {
-  double squares = 0;
-  for (size_t i = 0; i < a.size(); ++i) squares += (a[i] - b[i]) * (a[i] - b[i]);
-  return std::sqrt(squares / static_cast<double>(a.size()));
 }
 
 // Against the truth of numbers that have not been rounded: no more than twice what rounding the inputs and the outputs alone costs.

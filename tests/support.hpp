@@ -182,6 +182,27 @@ inline Answers AsAnswers(const Results& results) {
   return answers;
 }
 
+// Of another dtype, every number rounded to it.
+inline Owned As(const Owned& from, Dtype dtype) {
+  if (from.shape.empty()) return from;
+  Owned to = Owned::Zeros(dtype, from.shape);
+  for (int64_t i = 0; i < to.size(); ++i) to.Set(i, from.Get(i));
+  return to;
+}
+inline OwnedInputs As(const OwnedInputs& from, Dtype dtype, Dtype gate_dtype) {
+  OwnedInputs to = from;
+  for (Owned* t : {&to.q, &to.k, &to.v}) *t = As(*t, dtype);
+  for (Owned* t : {&to.log_decay, &to.beta, &to.remove, &to.write, &to.bonus}) *t = As(*t, gate_dtype);
+  for (Owned* t : {&to.initial_state, &to.initial_key_sum}) *t = As(*t, contract::StateDtype(dtype));
+  return to;
+}
+
+inline double RootMeanSquare(const std::vector<double>& a, const std::vector<double>& b) {
+  double squares = 0;
+  for (size_t i = 0; i < a.size(); ++i) squares += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::sqrt(squares / static_cast<double>(a.size()));
+}
+
 }  // namespace tercet::test
 
 #endif  // TERCET_TESTS_SUPPORT_HPP_

@@ -232,6 +232,7 @@ struct Outputs {
   Tensor out;            // [B, T, Ho, V]
   Tensor final_state;    // [N, Hs, K, V]; optional. May be initial_state itself (the same data and strides)
   Tensor final_key_sum;  // [N, Hs, K]; optional, with `normalize`. May be initial_key_sum itself
+  Workspace saved;       // optional: SavedBytes bytes at any address, where states are kept for AttendGradient. Not in the parallel form
 };
 
 // The gradients of a number L that is computed from the outputs, with respect to these. Shapes and dtypes are those of the outputs; one that is not
@@ -240,6 +241,7 @@ struct OutputGradients {
   ConstTensor out;            // [B, T, Ho, V]
   ConstTensor final_state;    // [N, Hs, K, V]
   ConstTensor final_key_sum;  // [N, Hs, K]; with `normalize`
+  Workspace saved;            // optional: what Attend kept in Outputs::saved, with the same options and inputs; only read. Else it is computed again
 };
 
 // The gradients of L with respect to the inputs as they are given: to q and k before the feature map, and to log_decay, not to the factor that it is
@@ -278,10 +280,14 @@ struct Gradients {
 // many threads.
 [[nodiscard]] TERCET_API Status WorkspaceBytes(const Options& options, const Inputs& inputs, const Outputs& outputs, int64_t* bytes);
 
-// Computes gradients, in the recurrent or the chunkwise form (chunks of 32 where no chunk is given): backward over the chunks, from states that are
-// computed again, forward, from the inputs. Nothing of the forward call is needed. NaN and inf are data, as in Attend; with finite inputs and given
+// How many bytes Attend needs to keep states for the gradients of this call: one state a chunk and head (chunks shorter than 16 tokens: one every so
+// many whole chunks as 16 tokens have). The chunk is the one given, else 32 tokens; 1 in the recurrent form.
+[[nodiscard]] TERCET_API Status SavedBytes(const Options& options, const Inputs& inputs, int64_t* bytes);
+
+// Computes gradients, in the recurrent or the chunkwise form (chunks of 32 where no chunk is given): backward over the chunks, from the
+// states that Attend saved, or else from states that are computed again, forward, from the inputs. NaN and inf are data, as in Attend; with finite inputs and given
 // gradients there are none but where the numbers overflow. The same call gives the same bits for any number of threads. Memory beyond inputs and
-// gradients: for every head in flight one state a chunk (chunks shorter than 16 tokens: one every 16, and 16 more), and a chunk a thread.
+// gradients: for every head in flight one state a chunk as SavedBytes counts them, where none were saved, and a chunk a thread.
 [[nodiscard]] TERCET_API Status AttendGradient(const Options& options, const Inputs& inputs, const OutputGradients& given, const Gradients& wanted);
 
 // The workspace of that call, as WorkspaceBytes says it of Attend's.

@@ -80,7 +80,13 @@ class Chunkwise {
     if constexpr (R::kDecay == Decay::kPerHead) PackPowers();
     LoadState();
     if (normalize) span_.LoadKeySum(key_sum_);
-    while (span_.Next(walk_)) {
+    const forms::Saved& saved = *span_.job.saved;
+    for (int64_t done = 0; span_.Next(walk_); done += span_.n) {
+      if (saved.tokens > 0 && done % saved.tokens == 0) {
+        const int64_t place = saved.PlaceOf(span_.layer, span_.job.sequence, done);
+        StoreState(saved.state, place);
+        if (normalize) span_.StoreKeySum(saved.key_sum, place, key_sum_);
+      }
       PackValues();
       Transpose(span_.n, span_.K, span_.k_room, span_.row, k_columns_);
       if constexpr (S::kRankOne) Transpose(span_.n, span_.K, span_.w_room, span_.row, w_columns_);
@@ -89,8 +95,8 @@ class Chunkwise {
       for (int64_t g = 0; g < span_.queries; ++g) Read(g);
       Advance();
     }
-    StoreState();
-    if (normalize) span_.StoreKeySum(key_sum_);
+    StoreState(span_.layer.out.final_state, span_.job.sequence);
+    if (normalize) span_.StoreKeySum(span_.layer.out.final_key_sum, span_.job.sequence, key_sum_);
   }
 
   T* Values(int64_t p) const { return v_ + p * span_.capacity * panel_; }
@@ -235,12 +241,11 @@ class Chunkwise {
       }
     }
   }
-  void StoreState() const {
-    const Tensor& t = span_.layer.out.final_state;
+  void StoreState(const Tensor& t, int64_t number) const {
     const Job& job = span_.job;
     for (int64_t p = 0; t.given() && p < panels_; ++p)
       for (int64_t c = 0; c < span_.K; ++c)
-        StoreRow(t, contract::Offset(t, job.sequence, job.head, c, job.column + p * panel_), t.strides[3], Width(p), State(p) + c * panel_);
+        StoreRow(t, contract::Offset(t, number, job.head, c, job.column + p * panel_), t.strides[3], Width(p), State(p) + c * panel_);
   }
   // Writes panel p to output head g, divided by the denominators if there are any.
   void StoreOut(int64_t g, int64_t p) const {

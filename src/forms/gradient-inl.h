@@ -21,7 +21,7 @@
 // the i > t: running sums of s_j ds_j and of x_i dx_i over the pairs of that block. Nothing is subtracted, so that a decay of next to nothing has the
 // gradient of next to nothing which it should have; the difference of the running sums of q dq and k dk, which is shorter, leaves their rounding.
 //
-// Forward over the chunks keeps a state a chunk (shorter chunks: one every kSegment tokens), then backward from the last.
+// Forward over the chunks keeps the states of segments, which are a chunk or more, then backward from the last.
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -86,9 +86,9 @@ template <class R, class T>
 class Gradient {
   using S = Span<R, T>;
   static constexpr bool kDecays = R::kDecay != Decay::kNone;
+  // Whether a score is no product of rows but where these are faded. Else a factor for each pair of tokens is enough.
+  static constexpr bool kFadesHalves = S::kPerChannel;
   static constexpr int kWriters = S::kRankOne ? 2 : 1;
-  // Tokens between two states that are kept where chunks are shorter.
-  static constexpr int64_t kSegment = 16;
   // Blocks of up to this many tokens are taken pair by pair.
   static constexpr int kPairs = 4;
 
@@ -119,13 +119,13 @@ class Gradient {
         panel_(Panel<T>()),
         panels_((span_.layer.value_dim + panel_ - 1) / panel_),
         table_row_(RoundUp(n_, panel_) + Lanes<T>()),
-        levels_(Levels(n_)),
-        chunks_a_segment_(n_ < kSegment ? kSegment / n_ : 1),
+        levels_(kFadesHalves ? Levels(n_) : 0),
+        chunks_a_segment_(job.segment),
         segments_((job.longest + n_ * chunks_a_segment_ - 1) / (n_ * chunks_a_segment_)),
         state_size_(panels_ * span_.K * panel_),
         kept_size_(state_size_ + row_) {
     const int64_t rows = n_ * row_, values = panels_ * n_ * panel_, columns = RoundUp(n_, panel_) * span_.layer.value_dim;
-    kept_ = arena.Take<T>(heads_ * (segments_ > 0 ? segments_ : 1) * kept_size_);
+    kept_ = arena.Take<T>(heads_ * (segments_ > 0 && !Saved() ? segments_ : 1) * kept_size_);
     history_ = arena.Take<T>(chunks_a_segment_ > 1 ? heads_ * chunks_a_segment_ * kept_size_ : 0);
     work_ = arena.Take<T>(chunks_a_segment_ > 1 ? kept_size_ : 0);
     d_state_ = arena.Take<T>(heads_ * kept_size_);
@@ -137,6 +137,8 @@ class Gradient {
     r_ = arena.Take<T>(S::kReads ? rows : 0);
     fades_ = arena.Take<T>(kDecays ? (levels_ + 2) * rows : 0);
     faded_readers_ = arena.Take<T>(kDecays ? (levels_ + 1) * rows : 0);
+    factors_ = arena.Take<T>(S::kPerToken ? n_ * table_row_ : 0);
+    pair_logs_ = arena.Take<T>(S::kPerToken ? n_ : 0);
     d_x_ = arena.Take<T>(rows);
     d_faded_ = arena.Take<T>(rows);
     d_log_ = arena.Take<T>(kDecays ? rows : 0);
@@ -184,13 +186,14 @@ class Gradient {
       TakeHead(h);
       for (int64_t i = 0; i < forms::SumsOf(span_.layer); ++i) Sums()[i] = 0;
       Forward(h, begin);
-      LoadState(given_.final_state, given_.final_key_sum, DState(h));
+      LoadState(given_.final_state, given_.final_key_sum, job_.sequence, DState(h));
     }
     for (int64_t segment = (chunks_ + chunks_a_segment_ - 1) / chunks_a_segment_ - 1; segment >= 0; --segment) {
       const int64_t first = segment * chunks_a_segment_;
       const int64_t last = first + chunks_a_segment_ < chunks_ ? first + chunks_a_segment_ : chunks_;
       for (int64_t h = 0; h < heads_ && chunks_a_segment_ > 1; ++h) {
         TakeHead(h);
+        Bring(h, segment);
         Copy(kept_size_, Kept(h, segment), History(h, 0));
         for (int64_t c = first; c + 1 < last; ++c) {
           TakeChunk(c);
@@ -202,6 +205,7 @@ class Gradient {
         for (int64_t h = 0; h < heads_; ++h) {
           TakeHead(h);
           TakeChunk(c);
+          if (chunks_a_segment_ == 1) Bring(h, segment);
           Backward(chunks_a_segment_ > 1 ? History(h, c - first) : Kept(h, segment), DState(h));
         }
       }
@@ -212,19 +216,30 @@ class Gradient {
     }
   }
 
-  T* Kept(int64_t h, int64_t segment) const { return kept_ + (h * segments_ + segment) * kept_size_; }
+  bool Saved() const { return job_.saved->tokens > 0; }
+  // The state before a segment; a saved one is brought first.
+  T* Kept(int64_t h, int64_t segment) const { return kept_ + (h * (Saved() ? 1 : segments_) + (Saved() ? 0 : segment)) * kept_size_; }
+  void Bring(int64_t h, int64_t segment) const {
+    if (!Saved()) return;
+    const forms::Saved& saved = *job_.saved;
+    LoadState(saved.state, saved.key_sum, saved.PlaceOf(span_.layer, job_.sequence, segment * saved.tokens), Kept(h, segment));
+  }
   T* History(int64_t h, int64_t c) const { return history_ + (h * chunks_a_segment_ + c) * kept_size_; }
   T* DState(int64_t h) const { return d_state_ + h * kept_size_; }
   double* Sums() const { return sums_ + (job_.sequence * span_.layer.state_heads + job_.head) * forms::SumsOf(span_.layer); }
 
-  // The states of a head, and where its chunks begin.
+  // The states of a head, where none were saved, and where its chunks begin.
   void Forward(int64_t h, int64_t begin) {
     const Inputs& in = span_.layer.in;
     walk_.Seek(begin);
-    LoadState(in.initial_state, in.initial_key_sum, Kept(h, 0));
+    if (!Saved()) LoadState(in.initial_state, in.initial_key_sum, job_.sequence, Kept(h, 0));
     const T* from = Kept(h, 0);
     for (chunks_ = 0;; ++chunks_) {
       starts_[chunks_] = walk_.begin();
+      if (Saved()) {
+        if (walk_.Next(n_, span_.tokens) == 0) return;
+        continue;
+      }
       if (!TakeNext()) return;
       if (walk_.length() == 0) {
         ++chunks_;
@@ -258,6 +273,7 @@ class Gradient {
     }
     SetFades();
     FadeWriters();
+    SetFactors();
     return true;
   }
   const T* Decays() const { return S::kPerToken ? decays_ : span_.D; }
@@ -271,7 +287,7 @@ class Gradient {
       const T* r = Removers();
       FadeReaders(r);
       Scores(r, solve_);
-      const T* faded = FadedReaders(r, levels_);
+      const T* faded = FadedReaders(r);
       for (int64_t p = 0; p < panels_; ++p) {
         const int vectors = Vectors(p);
         T* read = S::kDelta ? PanelOf(residue_, p) : PanelOf(z_[1], p);
@@ -311,7 +327,7 @@ class Gradient {
     Fade(from, to);
     T* key_sum = to + state_size_;
     for (int b = 0; b < kWriters; ++b) {
-      const T* faded = FadedWriters(b, levels_);
+      const T* faded = FadedWriters(b);
       for (int64_t p = 0; p < panels_; ++p)
         MultiplyAdd(Vectors(p), span_.K, span_.n, Left<T>{faded, 1, row_}, PanelOf(z_[b], p), to + p * span_.K * panel_, panel_);
       if (span_.layer.normalize)
@@ -350,6 +366,7 @@ class Gradient {
     Solve(state);
     const int64_t n = span_.n;
     if constexpr (kDecays) Fill(n * row_, T{0}, d_log_);
+    for (int64_t i = 0; S::kPerToken && i < n; ++i) pair_logs_[i] = 0;
     for (int b = 0; b < kWriters; ++b) {
       Fill(n * row_, T{0}, d_writers_[b]);
       Columns(z_[b], z_columns_[b]);
@@ -367,7 +384,7 @@ class Gradient {
 
   // What the state after the chunk passes back to writer b: dz = (s F(n)) dS and ds = F(n) (dS z).
   void FromTheEnd(int b, const T* d_state) {
-    const T* faded = FadedWriters(b, levels_);
+    const T* faded = FadedWriters(b);
     for (int64_t p = 0; p < panels_; ++p) {
       MultiplyAdd(Vectors(p), span_.n, span_.K, Left<T>{faded, row_, 1}, d_state + p * span_.K * panel_, PanelOf(d_z_[b], p), panel_, panel_, false);
     }
@@ -410,7 +427,7 @@ class Gradient {
     FadeReaders(x);
     Scores(x, scores_);
     for (int b = 0; b < kWriters; ++b) OwnTerms(Writer(b), scores_[b]);
-    if (normalize) Divide(FadedReaders(x, levels_), state);
+    if (normalize) Divide(FadedReaders(x), state);
     Columns(y_, y_columns_);
     for (int b = 0; b < kWriters; ++b) {
       for (int64_t p = 0; p < panels_; ++p) SolveUpper<T>(Vectors(p), n, true, scores_[b], table_row_, nullptr, PanelOf(d_z_[b], p), PanelOf(y_, p));
@@ -420,7 +437,7 @@ class Gradient {
       for (int64_t i = 0; i < n; ++i)
         for (int64_t j = 0; j <= i; ++j) products_[0][i * table_row_ + j] += d_denominators_[i];
     }
-    Read(x, state, d_state);
+    Read(x, scores_, 1, state, d_state);
     OwnGradients(x);
     DeliverQueries(head);
   }
@@ -447,7 +464,7 @@ class Gradient {
     for (int b = 0; b < kWriters; ++b) Products(z_columns_[b], products_[b]);
     const T* r = Removers();
     FadeReaders(r);
-    Read(r, state, d_state);
+    Read(r, solve_, S::kDelta ? -1 : 1, state, d_state);
     if constexpr (S::kDelta) {
       const Tag<T> d;
       for (int64_t at = 0; at < n * row_; at += Lanes<T>()) {
@@ -461,10 +478,11 @@ class Gradient {
     }
   }
 
-  // d_x of reader x, whose y is in y_columns_ and products with the writers' z in products_; its share of dS0, of the writers and of the decays.
-  void Read(const T* x, const T* state, T* d_state) {
+  // d_x of reader x, whose y is in y_columns_, products with the writers' z in products_ and scores times `sign` in the tables; its share of dS0, of
+  // the writers and of the decays.
+  void Read(const T* x, T* const (&tables)[kWriters], T sign, const T* state, T* d_state) {
     const int64_t n = span_.n;
-    const T* faded = FadedReaders(x, levels_);
+    const T* faded = FadedReaders(x);
     for (int64_t p = 0; p < panels_; ++p)
       MultiplyAdd(Vectors(p), span_.K, n, Left<T>{faded, 1, row_}, PanelOf(y_, p), d_state + p * span_.K * panel_, panel_);
     Through(state, y_columns_, d_faded_);
@@ -480,22 +498,25 @@ class Gradient {
         }
       }
     }
+    if constexpr (S::kPerToken) {
+      for (int b = 0; b < kWriters; ++b) FadePairs(tables[b], sign, products_[b]);
+    }
     Fill(n * row_, T{0}, d_x_);
     AbsorbReaders(0, n, faded, ChunkReaders(), d_faded_);
     ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
       const int64_t first = middle - begin, second = end - middle;
-      const T* xs = FadedReaders(x, level);
-      T* d_xs = kDecays ? d_faded_ : d_x_;
+      const T* xs = HalfReaders(x, level);
+      T* d_xs = kFadesHalves ? d_faded_ : d_x_;
       for (int b = 0; b < kWriters; ++b) {
         const T* table = products_[b] + middle * table_row_ + begin;
-        const T* writers = FadedWriters(b, level);
+        const T* writers = HalfWriters(b, level);
         MultiplyAddWide(row_, second, first, Left<T>{table, table_row_, 1}, writers + begin * row_, row_, d_xs + middle * row_, row_,
-                        !kDecays || b > 0);
-        T* d_writers = kDecays ? d_faded_ : d_writers_[b];
-        MultiplyAddWide(row_, first, second, Left<T>{table, 1, table_row_}, xs + middle * row_, row_, d_writers + begin * row_, row_, !kDecays);
-        if (kDecays) AbsorbWriters(b, begin, middle, writers, FadesOf(level), d_writers);
+                        !kFadesHalves || b > 0);
+        T* d_writers = kFadesHalves ? d_faded_ : d_writers_[b];
+        MultiplyAddWide(row_, first, second, Left<T>{table, 1, table_row_}, xs + middle * row_, row_, d_writers + begin * row_, row_, !kFadesHalves);
+        if (kFadesHalves) AbsorbWriters(b, begin, middle, writers, FadesOf(level), d_writers);
       }
-      if (kDecays) AbsorbReaders(middle, end, xs, FadesOf(level), d_xs);
+      if (kFadesHalves) AbsorbReaders(middle, end, xs, FadesOf(level), d_xs);
     });
     for (int64_t begin = 0; begin < n; begin += kPairs) {
       for (int b = 0; b < kWriters; ++b) {
@@ -602,10 +623,12 @@ class Gradient {
   T* ChunkWriters() const { return FadesOf(levels_ + 1); }
   void SetFades() const {
     if constexpr (!kDecays) return;
-    ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
-      FadeRows((middle - 1) * row_, begin * row_ - 1, -row_, FadesOf(level));
-      FadeRows(middle * row_, end * row_, row_, FadesOf(level));
-    });
+    if constexpr (kFadesHalves) {
+      ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
+        FadeRows((middle - 1) * row_, begin * row_ - 1, -row_, FadesOf(level));
+        FadeRows(middle * row_, end * row_, row_, FadesOf(level));
+      });
+    }
     FadeRows(0, span_.n * row_, row_, ChunkReaders());
     FadeRows((span_.n - 1) * row_, -1, -row_, ChunkWriters());
   }
@@ -635,26 +658,60 @@ class Gradient {
     for (; c < row_; c += Lanes<T>()) each(c, std::integral_constant<int, 1>());
   }
 
-  // The rows of reader x, or of writer b, by the factors of a level or of the chunk.
-  const T* FadedReaders(const T* x, int64_t level) const { return kDecays ? faded_readers_ + level * n_ * row_ : x; }
-  const T* FadedWriters(int b, int64_t level) const { return kDecays ? faded_writers_[b] + level * n_ * row_ : Writer(b); }
+  // The rows of reader x, or of writer b, by the factors of a level, and by those of the chunk.
+  const T* HalfReaders(const T* x, int64_t level) const { return kFadesHalves ? faded_readers_ + level * n_ * row_ : x; }
+  const T* HalfWriters(int b, int64_t level) const { return kFadesHalves ? faded_writers_[b] + level * n_ * row_ : Writer(b); }
+  const T* FadedReaders(const T* x) const { return kDecays ? faded_readers_ + levels_ * n_ * row_ : x; }
+  const T* FadedWriters(int b) const { return kDecays ? faded_writers_[b] + levels_ * n_ * row_ : Writer(b); }
   void FadeReaders(const T* x) const {
     if constexpr (!kDecays) return;
-    ForHalves([&](int64_t level, int64_t, int64_t middle, int64_t end) HWY_ATTR {
-      const int64_t at = middle * row_;
-      MultiplyRows((end - middle) * row_, x + at, FadesOf(level) + at, faded_readers_ + level * n_ * row_ + at);
-    });
+    if constexpr (kFadesHalves) {
+      ForHalves([&](int64_t level, int64_t, int64_t middle, int64_t end) HWY_ATTR {
+        const int64_t at = middle * row_;
+        MultiplyRows((end - middle) * row_, x + at, FadesOf(level) + at, faded_readers_ + level * n_ * row_ + at);
+      });
+    }
     MultiplyRows(span_.n * row_, x, ChunkReaders(), faded_readers_ + levels_ * n_ * row_);
   }
   void FadeWriters() const {
     if constexpr (!kDecays) return;
     for (int b = 0; b < kWriters; ++b) {
-      ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t) HWY_ATTR {
-        const int64_t at = begin * row_;
-        MultiplyRows((middle - begin) * row_, Writer(b) + at, FadesOf(level) + at, faded_writers_[b] + level * n_ * row_ + at);
-      });
+      if constexpr (kFadesHalves) {
+        ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t) HWY_ATTR {
+          const int64_t at = begin * row_;
+          MultiplyRows((middle - begin) * row_, Writer(b) + at, FadesOf(level) + at, faded_writers_[b] + level * n_ * row_ + at);
+        });
+      }
       MultiplyRows(span_.n * row_, Writer(b), ChunkWriters(), faded_writers_[b] + levels_ * n_ * row_);
     }
+  }
+
+  // One decay a token: factors_(i, j) = Fx(i, j) for j < i, row i from row i - 1.
+  void SetFactors() const {
+    if constexpr (S::kPerToken) {
+      for (int64_t i = 1; i < span_.n; ++i) {
+        T* to = factors_ + i * table_row_;
+        const T *from = to - table_row_, decay = span_.D[i - 1];
+        for (int64_t j = 0; j < i - 1; ++j) to[j] = from[j] * decay;
+        to[i - 1] = 1;
+      }
+    }
+  }
+  // A table's numbers for j < i times these.
+  void FadeTable(T* table) const {
+    for (int64_t i = 1; i < span_.n; ++i)
+      for (int64_t j = 0; j < i; ++j) table[i * table_row_ + j] *= factors_[i * table_row_ + j];
+  }
+  // To the decay of every token the sum of scores times products over the pairs that it lies between; then the factors to the products.
+  void FadePairs(const T* scores, T sign, T* products) const {
+    for (int64_t i = 2; i < span_.n; ++i) {
+      T sum = 0;
+      for (int64_t t = 1; t < i; ++t) {
+        sum += scores[i * table_row_ + t - 1] * products[i * table_row_ + t - 1];
+        pair_logs_[t] += sign * sum;
+      }
+    }
+    FadeTable(products);
   }
 
   // d_x += fades d_faded, and to the decay of every token the sum of faded x d_faded over the rows after it.
@@ -693,7 +750,7 @@ class Gradient {
   void Scores(const T* x, T* const (&tables)[kWriters]) const {
     ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
       for (int b = 0; b < kWriters; ++b)
-        DotRows(row_, end - middle, FadedReaders(x, level) + middle * row_, row_, middle - begin, FadedWriters(b, level) + begin * row_, row_,
+        DotRows(row_, end - middle, HalfReaders(x, level) + middle * row_, row_, middle - begin, HalfWriters(b, level) + begin * row_, row_,
                 tables[b] + middle * table_row_ + begin, table_row_);
     });
     for (int64_t begin = 0; begin < span_.n; begin += kPairs) {
@@ -708,6 +765,9 @@ class Gradient {
         else if (count == 2)
           PairScores<2>(begin, x, s, table);
       }
+    }
+    if constexpr (S::kPerToken) {
+      for (int b = 0; b < kWriters; ++b) FadeTable(tables[b]);
     }
   }
 
@@ -731,7 +791,7 @@ class Gradient {
           const int n = i * (i - 1) / 2 + j;
           sums[n] = hn::MulAdd(reader, faded[j], sums[n]);
         }
-        if constexpr (kDecays) {
+        if constexpr (kFadesHalves) {
           if (i + 1 < C) {
             const auto decay = hn::Load(d, Decays() + at + i * row_);
             HWY_UNROLL(4)
@@ -768,7 +828,7 @@ class Gradient {
         writers[j] = hn::Load(d, s + at + j * row_);
         gradients[j] = hn::Load(d, d_s + at + j * row_);
         logs[j] = hn::Zero(d);
-        if constexpr (kDecays) decays[j] = hn::Load(d, Decays() + at + j * row_);
+        if constexpr (kFadesHalves) decays[j] = hn::Load(d, Decays() + at + j * row_);
       }
       HWY_UNROLL(4)
       for (int i = 1; i < C; ++i) {
@@ -778,13 +838,13 @@ class Gradient {
         HWY_UNROLL(4)
         for (int j = i - 1; j >= 0; --j) {
           auto product = products[i][j];
-          if constexpr (kDecays) {
+          if constexpr (kFadesHalves) {
             if (j + 1 < i) factor = hn::Mul(factor, decays[j + 1]), product = hn::Mul(product, factor);
           }
           const auto part = hn::Mul(product, writers[j]);
           sum = hn::Add(sum, part);
           gradients[j] = hn::MulAdd(product, reader, gradients[j]);
-          if constexpr (kDecays) {
+          if constexpr (kFadesHalves) {
             HWY_UNROLL(4)
             for (int t = j + 1; t < i; ++t) logs[t] = hn::MulAdd(part, reader, logs[t]);
           }
@@ -794,7 +854,7 @@ class Gradient {
       HWY_UNROLL(4)
       for (int j = 0; j < C - 1; ++j) {
         hn::Store(gradients[j], d, d_s + at + j * row_);
-        if constexpr (kDecays) {
+        if constexpr (kFadesHalves) {
           if (j > 0) hn::Store(hn::Add(hn::Load(d, d_log + at + j * row_), logs[j]), d, d_log + at + j * row_);
         }
       }
@@ -855,12 +915,12 @@ class Gradient {
   // ---- States: [panels][K][Panel], and a row for the key sum
   // ----------------------------------------------------------------------------------------
 
-  void LoadState(const ConstTensor& t, const ConstTensor& key_sum, T* to) const {
+  void LoadState(const ConstTensor& t, const ConstTensor& key_sum, int64_t number, T* to) const {
     Fill(kept_size_, T{0}, to);
     for (int64_t p = 0; t.given() && p < panels_; ++p)
       for (int64_t c = 0; c < span_.K; ++c)
-        LoadRow(t, contract::Offset(t, job_.sequence, job_.head, c, p * panel_), t.strides[3], Width(p), to + (p * span_.K + c) * panel_);
-    if (key_sum.given()) LoadRow(key_sum, contract::Offset(key_sum, job_.sequence, job_.head), key_sum.strides[2], span_.K, to + state_size_);
+        LoadRow(t, contract::Offset(t, number, job_.head, c, p * panel_), t.strides[3], Width(p), to + (p * span_.K + c) * panel_);
+    if (key_sum.given()) LoadRow(key_sum, contract::Offset(key_sum, number, job_.head), key_sum.strides[2], span_.K, to + state_size_);
   }
   void StoreState(const T* from) const {
     const Tensor &t = wanted_.initial_state, &key_sum = wanted_.initial_key_sum;
@@ -971,7 +1031,7 @@ class Gradient {
     if constexpr (S::kPerChannel) {
       DeliverRows(wanted_.log_decay, in, d_log_, shared_log_);
     } else {
-      for (int64_t i = 0; i < span_.n; ++i) beta_sums_[i] = Sum(span_.K, d_log_ + i * row_);
+      for (int64_t i = 0; i < span_.n; ++i) beta_sums_[i] = pair_logs_[i] + Sum(span_.K, d_log_ + i * row_);
       if constexpr (R::kDecay == Decay::kPerStep) DeliverNumbers(wanted_.log_decay, in, beta_sums_, shared_log_);
       for (int64_t i = 0; R::kDecay == Decay::kPerHead && i < span_.n; ++i) Sums()[1] += static_cast<double>(beta_sums_[i]);
     }
@@ -1038,19 +1098,21 @@ class Gradient {
   forms::Tokens walk_;
   const int64_t n_, row_, panel_, panels_, table_row_, levels_, chunks_a_segment_, segments_, state_size_, kept_size_;
   int64_t chunks_ = 0;
-  T* kept_;           // [heads][segments][kept_size]
-  T* history_;        // [heads][chunks a segment][kept_size]
-  T* work_;           // a state
-  T* d_state_;        // [heads][kept_size]
-  int64_t* starts_;   // of the chunks, where the walk over the tokens stands
-  T* decays_;         // [n][row]
-  T* whole_;          // [row], F(n, 0)
-  T *q_, *x_, *r_;    // [n][row]: queries, D q, D k
-  T* fades_;          // [levels + 2][n][row], see FadesOf
-  T* faded_readers_;  // [levels + 1][n][row]
-  T* d_x_;            // likewise
-  T* d_faded_;        // likewise
-  T* d_log_;          // likewise
+  T* kept_;                     // [heads][segments][kept_size]
+  T* history_;                  // [heads][chunks a segment][kept_size]
+  T* work_;                     // a state
+  T* d_state_;                  // [heads][kept_size]
+  int64_t* starts_;             // of the chunks, where the walk over the tokens stands
+  T* decays_;                   // [n][row]
+  T* whole_;                    // [row], F(n, 0)
+  T *q_, *x_, *r_;              // [n][row]: queries, D q, D k
+  T* factors_;                  // [n][table_row]
+  T* pair_logs_;                // [n]
+  T* fades_;                    // [levels + 2][n][row], see FadesOf
+  T* faded_readers_;            // [levels + 1][n][row]
+  T* d_x_;                      // likewise
+  T* d_faded_;                  // likewise
+  T* d_log_;                    // likewise
   T* faded_writers_[kWriters];  // [levels + 1][n][row]
   T* d_writers_[kWriters];
   T* z_[kWriters];    // [panels][n][Panel]

@@ -12,15 +12,32 @@
 
 namespace tercet::forms {
 
+// States that are kept for the gradients, in the caller's memory: the one before the first of every `tokens` valid tokens of a sequence.
+struct Saved {
+  int64_t tokens = 0;  // 0: none are kept
+  Tensor state;        // [places, state heads, K, V]
+  Tensor key_sum;      // [places, state heads, K]
+
+  // The place of the state before valid token t. Sequences have room for all their tokens, and one state more.
+  int64_t PlaceOf(const contract::Layer& layer, int64_t sequence, int64_t t) const {
+    const int64_t before = layer.in.offsets.given() ? contract::SequenceAt(layer, sequence).begin / tokens + sequence
+                                                    : sequence * ((layer.tokens + tokens - 1) / tokens);
+    return before + t / tokens;
+  }
+};
+
+inline constexpr Saved kNothingSaved;
+
 // A workspace is sized for `span` tokens and `columns` value columns; a job may use less.
 struct Job {
   const contract::Layer* layer = nullptr;
   int64_t span = 1;   // tokens taken at once: the chunk, for the parallel form the longest sequence, some for passes
   int64_t block = 1;  // passes: tokens a pass, 1 or the engine's tokens_a_pass
   int64_t sequence = 0;
-  int64_t head = 0, heads = 1;      // state heads head .. head + heads - 1
-  int64_t column = 0, columns = 0;  // value columns column .. column + columns - 1
-  std::byte* workspace = nullptr;   // aligned to kAlignment
+  int64_t head = 0, heads = 1;          // state heads head .. head + heads - 1
+  int64_t column = 0, columns = 0;      // value columns column .. column + columns - 1
+  std::byte* workspace = nullptr;       // aligned to kAlignment
+  const Saved* saved = &kNothingSaved;  // states to keep, or for gradients those kept. `span` divides its tokens
 };
 
 // One engine for one target: `run[accumulators are f64][rule]` does a job, `bytes` says what workspace it needs (job.workspace is not looked at).
@@ -39,11 +56,15 @@ struct Engine {
 struct GradientJob : Job {
   const contract::GradientLayer* gradient = nullptr;  // `layer` is the same
   int64_t longest = 0;                                // tokens of the longest sequence
+  int64_t segment = 1;                                // chunks from one state that is kept to the next
   // What is summed over tokens: [sequences][state heads][SumsOf(layer)], the gradient of the scale, then of log_decay [H] or of the bonus. A job
   // writes those of its heads.
   double* sums = nullptr;
 };
 inline int64_t SumsOf(const contract::Layer& layer) { return 2 + (layer.in.bonus.given() ? layer.key_dim : 0); }
+
+// Tokens, as many as are whole chunks, between two states that are kept where chunks are shorter.
+constexpr int64_t kSegment = 16;
 
 struct GradientEngine {
   using Run = void (*)(const GradientJob&);

@@ -165,13 +165,14 @@ class Passes {
     if (!state_in_place_) LoadState();
   }
   void End() const {
-    if (!state_in_place_) StoreState();
-    if (span_.layer.normalize) span_.StoreKeySum(key_sum_);
+    if (!state_in_place_) StoreState(span_.layer.out.final_state, job_.sequence);
+    if (span_.layer.normalize) span_.StoreKeySum(span_.layer.out.final_key_sum, job_.sequence, key_sum_);
   }
 
   // One span of tokens. `next` is the head that comes after, with the same tokens or else the next ones. False where no tokens are left.
   bool TakeSpan(const Passes& next, bool same_tokens) {
     if (!span_.Next(walk_)) return false;
+    Save();
     TakeQueries();
     TakeValues();
     TakeOutputs();
@@ -188,6 +189,17 @@ class Passes {
     }
     StoreOutputs();
     return true;
+  }
+
+  // Keeps the state before the span for the gradients, where it is the turn of one.
+  void Save() {
+    const forms::Saved& saved = *job_.saved;
+    if (saved.tokens > 0 && done_ % saved.tokens == 0) {
+      const int64_t place = saved.PlaceOf(span_.layer, job_.sequence, done_);
+      StoreState(saved.state, place);
+      if (span_.layer.normalize) span_.StoreKeySum(saved.key_sum, place, key_sum_);
+    }
+    done_ += span_.n;
   }
 
   // ---- Blocks: full ones, then what is left of the span one token each ---------------------------------------------------------------------------
@@ -266,14 +278,13 @@ class Passes {
       }
     });
   }
-  void StoreState() const {
-    const Tensor& t = span_.layer.out.final_state;
+  void StoreState(const Tensor& t, int64_t number) const {
     const Job& job = span_.job;
     if (!t.given()) return;
     ForEachStrip([&](const Strip& strip) HWY_ATTR {
       const int64_t column = strip.first * kLanes, width = strip.vectors * kLanes;
       for (int64_t c = 0; c < span_.K; ++c)
-        StoreRow(t, contract::Offset(t, job.sequence, job.head, c, job.column + column), t.strides[3], std::min(width, job.columns - column),
+        StoreRow(t, contract::Offset(t, number, job.head, c, job.column + column), t.strides[3], std::min(width, job.columns - column),
                  strip.state + c * width);
     });
   }
@@ -726,7 +737,7 @@ class Passes {
   bool OneToken() const {
     const ConstTensor& from = span_.layer.in.initial_state;
     const ConstTensor to = span_.layer.out.final_state;
-    return walk_.length() == 1 && walk_.Valid() && from.given() && to.given() && LiesReady<T>(from, span_.job.columns) &&
+    return job_.saved->tokens == 0 && walk_.length() == 1 && walk_.Valid() && from.given() && to.given() && LiesReady<T>(from, span_.job.columns) &&
            LiesReady<T>(to, span_.job.columns);
   }
 
@@ -858,6 +869,7 @@ class Passes {
   forms::Tokens walk_;
   const int64_t vectors_, width_;  // of value columns; width_ in numbers
   int64_t blocks_ = 0;             // of the span
+  int64_t done_ = 0;               // valid tokens of the spans so far
   Rows<T> v_;
   T* state_;    // strip by strip, [K][columns of the strip]
   T* key_sum_;  // [row]

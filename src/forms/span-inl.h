@@ -148,9 +148,8 @@ struct Span {
     if (t.given()) LoadRow(t, contract::Offset(t, job.sequence, job.head), t.strides[2], K, z);
   }
   // Every job of a head has the same key sum; the one with the first columns writes it.
-  void StoreKeySum(const T* z) const {
-    const Tensor& t = layer.out.final_key_sum;
-    if (t.given() && job.column == 0) StoreRow(t, contract::Offset(t, job.sequence, job.head), t.strides[2], K, z);
+  void StoreKeySum(const Tensor& t, int64_t number, const T* z) const {
+    if (t.given() && job.column == 0) StoreRow(t, contract::Offset(t, number, job.head), t.strides[2], K, z);
   }
 
   // A row of features, in place.

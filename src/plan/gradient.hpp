@@ -11,14 +11,26 @@
 
 namespace tercet::plan {
 
+// Tokens a chunk of the gradients, and tokens from one state that is kept for them to the next.
+int64_t GradientChunk(const Options& options, const contract::Layer& layer);
+int64_t SavedTokens(const Options& options, const contract::Layer& layer);
+// Bytes of all such states, and a mark that says what call they are of; refused where they are more than there can be.
+Status SavedBytes(const Options& options, const contract::Layer& layer, int64_t* bytes);
+// Those states in a caller's memory, if it is given and large enough. `compare`: where the mark is another call's, it
+// is refused. MarkSaved makes the mark.
+Status FindSaved(const Options& options, const contract::Layer& layer, const Workspace& memory, bool compare, forms::Saved* saved);
+void MarkSaved(const Options& options, const contract::Layer& layer, const Workspace& memory);
+
 struct GradientPlan {
   int64_t chunk = 1;
+  int64_t segment = 1;  // chunks
   int64_t heads = 1;    // of a job: those that share a head of an input are in one
   int64_t longest = 0;  // tokens of the longest sequence
   int64_t jobs = 0;     // sequences * state heads / heads
   int64_t workers = 1;  // jobs at once, each with a workspace of its own
   int64_t bytes = 0;    // of a workspace, and a line that keeps it from the next
-  int64_t sums = 0;     // numbers of f64 that all jobs write to, behind the workspaces
+  forms::Saved saved;
+  int64_t sums = 0;  // numbers of f64 that all jobs write to, behind the workspaces
 
   // Of all of it: a multiple of a line, the largest there is where it is more than can be counted.
   int64_t Memory() const;

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <string>
 
+#include "src/plan/gradient.hpp"
+
 namespace tercet::plan {
 
 namespace {
@@ -25,6 +27,14 @@ std::string Digits(double bytes) {
   return text;
 }
 
+// kPassSpan, or where states are kept the most tokens up to twice as many that divide the tokens from one to the next.
+int64_t PassSpan(int64_t saved_tokens) {
+  if (saved_tokens % kPassSpan == 0) return kPassSpan;
+  int64_t span = 2 * kPassSpan;
+  while (saved_tokens % span != 0) --span;
+  return span;
+}
+
 }  // namespace
 
 int64_t Plan::Memory() const {
@@ -35,6 +45,7 @@ int64_t Plan::Memory() const {
 forms::Job Plan::JobAt(const contract::Layer& layer, int64_t i, std::byte* memory, int64_t worker) const {
   forms::Job job;
   if (memory != nullptr) job.workspace = memory + worker * bytes;
+  job.saved = &saved;
   job.layer = &layer;
   job.span = span;
   job.block = block;
@@ -60,10 +71,13 @@ Status Make(const Options& options, const contract::Layer& layer, const targets:
   const Form form = options.form != Form::kAutomatic ? options.form : Form::kChunkwise;
   const int64_t chunk = options.chunk > 0 ? options.chunk : DefaultChunk(layer, target);
   const int64_t tokens_a_pass = target.recurrent->tokens_a_pass[static_cast<size_t>(layer.rule)];
-  const bool passes = form == Form::kRecurrent || (form == Form::kChunkwise && chunk == tokens_a_pass);
+  if (Status status = FindSaved(options, layer, layer.out.saved, false, &plan->saved); !status.ok()) return status;
+  // Tiles keep no states.
+  const bool tiles = plan->saved.tokens > 0 && layer.dtype == Dtype::kBF16 && target.chunkwise->bf16_chunk > 0;
+  const bool passes = form == Form::kRecurrent || (form == Form::kChunkwise && (chunk == tokens_a_pass || tiles));
   plan->engine = passes ? target.recurrent : target.chunkwise;
   plan->block = form == Form::kRecurrent ? 1 : tokens_a_pass;
-  const int64_t span = passes ? kPassSpan : form == Form::kParallel ? longest : chunk;
+  const int64_t span = passes ? PassSpan(plan->saved.tokens) : form == Form::kParallel ? longest : chunk;
   plan->span = std::clamp<int64_t>(span, 1, std::max<int64_t>(longest, 1));
 
   const int64_t heads = layer.sequences * layer.state_heads;

@@ -20,6 +20,7 @@ struct Plan {
   int64_t cuts = 1;     // jobs a head
   int64_t jobs = 0;     // sequences * groups of heads * cuts
   int64_t workers = 1;  // jobs at once, each with a workspace of its own
+  forms::Saved saved;   // states to keep for the gradients
   int64_t bytes = 0;    // of a workspace, and a line that keeps it from the next
 
   // Of all the workspaces side by side: a multiple of a line, the largest there is where they are more than can be counted.

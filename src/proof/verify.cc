@@ -35,7 +35,7 @@ struct Answers {
     if (layer.normalize) final_key_sum = Owned::Zeros(layer.state_dtype(), {layer.sequences, layer.state_heads, layer.key_dim});
   }
 
-  Outputs outputs() { return {out.mutable_view(), final_state.mutable_view(), final_key_sum.mutable_view()}; }
+  Outputs outputs() { return {out.mutable_view(), final_state.mutable_view(), final_key_sum.mutable_view(), {}}; }
   Candidate candidate(std::string form, int64_t span) const {
     return {std::move(form), out.view(), final_state.view(), final_key_sum.view(), span, 0};
   }
