@@ -127,12 +127,23 @@ Status CheckOwnMemory(std::string_view name, const ConstTensor& t) {
   return Refuse(StatusCode::kOverlap, std::string(name) + " has strides under which two of its elements share memory and each must have its own");
 }
 
-Status CheckApartFromWorkspace(std::string_view name, const ConstTensor& t, const Workspace& workspace) {
-  if (workspace.bytes == 0 || !t.given()) return {};
+Status CheckApart(const Named& one, const Named& other) {
+  if (!one.tensor->given() || !other.tensor->given() || !MayOverlap(*one.tensor, *other.tensor)) return {};
+  return Refuse(StatusCode::kOverlap, std::string(one.name) + " shares memory with " + std::string(other.name) + " and must be apart from it");
+}
+
+Status CheckMemory(std::string_view name, const Workspace& memory) {
+  if (memory.bytes < 0)
+    return Refuse(StatusCode::kInvalidOption, std::string(name) + " has " + Text(memory.bytes) + " bytes and must have at least 0");
+  if (memory.data == nullptr && memory.bytes > 0)
+    return Refuse(StatusCode::kNullData, std::string(name) + " has no data and must point to its " + Text(memory.bytes) + " bytes");
+  return {};
+}
+
+ConstTensor BytesOf(const Workspace& memory) {
+  if (memory.bytes <= 0) return {};
   // More bytes than an address space has are clipped, so that no sum of them overflows.
-  const ConstTensor bytes = View(static_cast<const uint8_t*>(workspace.data), {std::min(workspace.bytes, kMostElements)});
-  if (!MayOverlap(bytes, t)) return {};
-  return Refuse(StatusCode::kOverlap, "workspace shares memory with " + std::string(name) + " and must be apart from it");
+  return View(static_cast<const uint8_t*>(memory.data), {std::min(memory.bytes, kMostElements)});
 }
 
 }  // namespace tercet::contract
