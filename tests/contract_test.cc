@@ -259,6 +259,9 @@ const Refusal kOptionRefusals[] = {
      SPOIL(Rule::kLinear, c.options.workspace = {&c.in, -1})},
     {"workspace_most_negative", StatusCode::kInvalidOption, "workspace has -9223372036854775808 bytes and must have at least 0",
      SPOIL(Rule::kLinear, c.options.workspace.bytes = INT64_MIN)},
+    {"saved_negative", StatusCode::kInvalidOption, "saved has -1 bytes and must have at least 0",
+     SPOIL(Rule::kLinear, c.out.saved = {c.tensors.q.bytes.data(), -1})},
+    {"saved_of_nothing", StatusCode::kNullData, "saved has no data and must point to its 100 bytes", SPOIL(Rule::kLinear, c.out.saved.bytes = 100)},
     {"workspace_of_nothing", StatusCode::kNullData, "workspace has no data and must point to its 100 bytes",
      SPOIL(Rule::kLinear, c.options.workspace.bytes = 100)},
 };
@@ -853,6 +856,31 @@ TEST(CallersWorkspace, MustBeApartFromEveryTensor) {
       view.data = was;
     });
   }
+}
+
+// So must what is kept for the gradients, also from the workspace.
+TEST(CallersSaved, MustBeApartFromEverything) {
+  std::set<std::string> seen;
+  for (Call& call : EveryCall()) {
+    ForEachTensor(call, [&](std::string_view name, auto& view) {
+      if (!view.given()) return;
+      seen.insert(std::string(name));
+      std::byte* data = const_cast<std::byte*>(static_cast<const std::byte*>(view.data));
+      const int64_t size = contract::Count(view) * contract::SizeOf(view.dtype);
+      for (const Workspace over : {Workspace{data, 1}, Workspace{data + size - 1, 1}, Workspace{data, size}}) {
+        call.out.saved = over;
+        ExpectRefused(call, StatusCode::kOverlap, "saved shares memory with " + std::string(name) + " and must be apart from it");
+      }
+    });
+    std::vector<std::byte> memory(100);
+    call.out.saved = {memory.data(), 60};
+    call.options.workspace = {memory.data() + 59, 41};
+    ExpectRefused(call, StatusCode::kOverlap, "workspace shares memory with saved and must be apart from it");
+    call.options.workspace = {memory.data() + 60, 40};
+    contract::Layer layer;
+    EXPECT_TRUE(contract::Validate(call.options, call.in, &call.out, &layer).ok());
+  }
+  EXPECT_EQ(seen.size(), 15u);
 }
 
 // In a gap that a tensor's strides leave it is apart.

@@ -432,6 +432,12 @@ const Refusal kRefusals[] = {
     {"no_beta", StatusCode::kMissingInput, "beta was not given and delta needs it as [B, T, H]", SPOIL(Rule::kDelta, c.in.beta = {})},
     {"workspace", StatusCode::kInvalidOption, "workspace has -1 bytes and must have at least 0",
      SPOIL(Rule::kLinear, c.options.workspace.bytes = -1)},
+    {"saved_negative", StatusCode::kInvalidOption, "saved has -2 bytes and must have at least 0",
+     SPOIL(Rule::kLinear, c.given.saved = {c.scale.data(), -2})},
+    {"saved_null", StatusCode::kNullData, "saved has no data and must point to its 8 bytes", SPOIL(Rule::kLinear, c.given.saved.bytes = 8)},
+    {"workspace_over_saved", StatusCode::kOverlap, "workspace shares memory with saved and must be apart from it",
+     SPOIL(Rule::kLinear, c.given.saved = {c.tensors.q.bytes.data(), 8}; c.options.workspace = {c.tensors.q.bytes.data() + 7, 1};
+           c.in.q.data = c.in.k.data)},
     {"k_tokens", StatusCode::kShape, "k has shape [2, 5, 2, 4] and must be [B, T, H, K] = [2, 6, 2, 4]", SPOIL(Rule::kLinear, c.in.k.shape[1] = 5)},
     {"q_dtype", StatusCode::kDtype, "q is i32 and must be f32, f64, bf16 or f16", SPOIL(Rule::kLinear, c.in.q.dtype = Dtype::kI32)},
     {"v_data", StatusCode::kNullData, "v has no data and must point to its 120 elements", SPOIL(Rule::kLinear, c.in.v.data = nullptr)},
@@ -758,39 +764,52 @@ TEST(Overlap, OfAWantedGradientWithAnythingElseIsRefused) {
   EXPECT_EQ(met["the gradient of scale"].size(), 12u + 3u + 10u);
 }
 
-// Every tensor of every call, met by a workspace in its first byte, its last, and all; and one of all memory.
-TEST(Overlap, OfTheWorkspaceWithAnythingIsRefused) {
+// Every tensor of every call, met in its first byte, its last, and all. The workspace is written, and what was saved is read.
+TEST(Overlap, OfTheWorkspaceAndOfWhatWasSavedIsRefused) {
   std::set<std::string> seen;
   for (Call& call : EveryCall()) {
-    const auto check = [&](const std::string& name, const ConstTensor& view) {
+    std::vector<std::byte> apart(100);
+    const auto check = [&](const std::string& name, const ConstTensor& view, bool wanted) {
       if (!view.given()) return;
       seen.insert(name);
       const int64_t size = SizeInBytes(view);
       for (const auto& [shift, bytes] : {std::pair(int64_t{0}, int64_t{1}), std::pair(size - 1, int64_t{1}), std::pair(int64_t{0}, size)}) {
-        call.options.workspace = {BytesOf(view) + shift, bytes};
+        const Workspace over{BytesOf(view) + shift, bytes};
+        call.options.workspace = over;
         ExpectRefused(call, StatusCode::kOverlap, "workspace shares memory with " + name + " and must be apart from it");
+        call.options.workspace = {apart.data(), 100};
+        call.given.saved = over;
+        if (wanted)
+          ExpectRefused(call, StatusCode::kOverlap, "saved shares memory with " + name + " and must be apart from it");
+        else
+          ExpectTaken(call);
+        call.given.saved = {};
       }
-      for (const int64_t bytes : {int64_t{1}, kHuge}) {
-        call.options.workspace = {BytesOf(view) + (bytes == 1 ? size / 2 : -size), bytes};
-        contract::GradientLayer layer;
-        EXPECT_EQ(call.Validate(&layer).code, StatusCode::kOverlap) << name;
-      }
+      // More bytes than there are.
+      call.options.workspace = {BytesOf(view) - size, kHuge};
+      contract::GradientLayer layer;
+      EXPECT_EQ(call.Validate(&layer).code, StatusCode::kOverlap) << name;
     };
-    ForEachInput(call.in, [&](std::string_view name, const ConstTensor& view) { check(std::string(name), view); });
-    ForEachGradient(call, [&](std::string_view name, const auto& view) { check(NameOfGradient(name), view); });
-    check("the gradient of scale", View(call.wanted.scale, {1}));
-    std::vector<std::byte> apart(100);
-    call.options.workspace = {apart.data(), 100};
-    ExpectOk(call);
+    ForEachInput(call.in, [&](std::string_view name, const ConstTensor& view) { check(std::string(name), view, false); });
+    ForEachGiven(call, [&](std::string_view name, const ConstTensor& view) { check(NameOfGradient(name), view, false); });
+    ForEachWanted(call, [&](std::string_view name, const Tensor& view, const ConstTensor&) { check(NameOfGradient(name), view, true); });
+    check("the gradient of scale", View(call.wanted.scale, {1}), true);
+    call.options.workspace = {apart.data(), 50};
+    call.given.saved = {apart.data() + 50, 50};
+    ExpectTaken(call);
+    // Of no bytes, they are nowhere.
+    call.options.workspace = {call.wanted.q.data, 0};
+    call.given.saved = {call.wanted.q.data, 0};
+    ExpectTaken(call);
   }
   EXPECT_EQ(seen.size(), 12u + kGradients + 1u);
 }
 
-// All in one arena, end to end, the workspace last: each begins where the one before it ends.
+// All in one arena, end to end, the workspace and what was saved last: each begins where the one before it ends.
 TEST(Overlap, OfNeighboursIsNone) {
   for (const Dtype dtype : kFloating) {
     for (Call& call : EveryCall(dtype)) {
-      int64_t bytes = 16;
+      int64_t bytes = 24;
       ForEachGradient(call, [&](std::string_view, const auto& view) { bytes += view.given() ? SizeInBytes(view) : 0; });
       std::vector<double> arena(static_cast<size_t>(bytes / 8 + 1));
       call.wanted.scale = arena.data();
@@ -801,6 +820,7 @@ TEST(Overlap, OfNeighboursIsNone) {
         next += SizeInBytes(view);
       });
       call.options.workspace = {next, 8};
+      call.given.saved = {next + 8, 8};
       ExpectTaken(call);
     }
   }

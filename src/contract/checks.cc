@@ -127,6 +127,11 @@ Status CheckOwnMemory(std::string_view name, const ConstTensor& t) {
   return Refuse(StatusCode::kOverlap, std::string(name) + " has strides under which two of its elements share memory and each must have its own");
 }
 
+Status CheckApart(const Named& one, const Named& other) {
+  if (!one.tensor->given() || !other.tensor->given() || !MayOverlap(*one.tensor, *other.tensor)) return {};
+  return Refuse(StatusCode::kOverlap, std::string(one.name) + " shares memory with " + std::string(other.name) + " and must be apart from it");
+}
+
 Status CheckMemory(std::string_view name, const Workspace& memory) {
   if (memory.bytes < 0)
     return Refuse(StatusCode::kInvalidOption, std::string(name) + " has " + Text(memory.bytes) + " bytes and must have at least 0");
@@ -136,13 +141,9 @@ Status CheckMemory(std::string_view name, const Workspace& memory) {
 }
 
 ConstTensor BytesOf(const Workspace& memory) {
+  if (memory.bytes <= 0) return {};
   // More bytes than an address space has are clipped, so that no sum of them overflows.
   return View(static_cast<const uint8_t*>(memory.data), {std::min(memory.bytes, kMostElements)});
-}
-
-Status CheckApart(std::string_view memory_name, const Workspace& memory, std::string_view name, const ConstTensor& t) {
-  if (!t.given() || !MayOverlap(BytesOf(memory), t)) return {};
-  return Refuse(StatusCode::kOverlap, std::string(memory_name) + " shares memory with " + std::string(name) + " and must be apart from it");
 }
 
 }  // namespace tercet::contract

@@ -78,10 +78,13 @@ Status CheckExpected(const Expected& expected, const Layer& layer);
 Status CheckData(std::string_view name, const ConstTensor& t);
 // No memory that two elements share.
 Status CheckOwnMemory(std::string_view name, const ConstTensor& t);
-// Memory of so many bytes, with data where there are any; as a tensor of bytes; and that it shares none with a tensor.
+// None that both have.
+Status CheckApart(const Named& one, const Named& other);
+
+// A caller's memory: not negative, no null where there are bytes.
 Status CheckMemory(std::string_view name, const Workspace& memory);
+// It as a tensor of bytes, not given where it has none.
 ConstTensor BytesOf(const Workspace& memory);
-Status CheckApart(std::string_view memory_name, const Workspace& memory, std::string_view name, const ConstTensor& t);
 
 }  // namespace tercet::contract
 

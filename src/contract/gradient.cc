@@ -95,27 +95,23 @@ Status ValidateGradient(const Options& options, const Inputs& inputs, const Outp
 
   // Memory that is written: its elements apart from each other and from all that is read, every gradient apart from every other, and the workspace
   // apart from all.
-  const auto apart = [](const Wanted& one, std::string_view name, const ConstTensor& t) -> Status {
-    if (!t.given() || !MayOverlap(one.tensor, t)) return {};
-    return Refuse(StatusCode::kOverlap, std::string(one.name) + " shares memory with " + std::string(name) + " and must be apart from it");
-  };
+  const ConstTensor workspace_bytes = BytesOf(options.workspace), saved_bytes = BytesOf(given.saved);
+  const Named workspace{"workspace", &workspace_bytes}, saved{"saved", &saved_bytes};
   const auto read = InputsAnd(inputs, out, final_state, final_key_sum);
   for (const Wanted& one : gradients) {
     if (!one.tensor.given()) continue;
+    const Named written{one.name, &one.tensor};
     if (Status status = CheckOwnMemory(one.name, one.tensor); !status.ok()) return status;
     for (const Named& r : read)
-      if (Status status = apart(one, r.name, *r.tensor); !status.ok()) return status;
+      if (Status status = CheckApart(written, r); !status.ok()) return status;
     for (const Wanted& w : gradients)
       if (&w != &one)
-        if (Status status = apart(one, w.name, w.tensor); !status.ok()) return status;
+        if (Status status = CheckApart(written, {w.name, &w.tensor}); !status.ok()) return status;
+    for (const Named& memory : {workspace, saved})
+      if (Status status = CheckApart(memory, written); !status.ok()) return status;
   }
-  for (const Named& one : {out, final_state, final_key_sum})
-    if (Status status = CheckApart("workspace", options.workspace, one.name, *one.tensor); !status.ok()) return status;
-  for (const Wanted& one : gradients)
-    if (Status status = CheckApart("workspace", options.workspace, one.name, one.tensor); !status.ok()) return status;
-  for (const Wanted& one : gradients)
-    if (Status status = CheckApart("saved", given.saved, one.name, one.tensor); !status.ok()) return status;
-  if (Status status = CheckApart("saved", given.saved, "workspace", BytesOf(options.workspace)); !status.ok()) return status;
+  for (const Named& r : {out, final_state, final_key_sum, saved})
+    if (Status status = CheckApart(workspace, r); !status.ok()) return status;
   *layer = l;
   return {};
 }

@@ -162,8 +162,6 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
   if (options.table_limit < 0)
     return Refuse(StatusCode::kInvalidOption, "table_limit is " + Text(options.table_limit) + " and must be at least 0 bytes");
   if (Status status = CheckMemory("workspace", options.workspace); !status.ok()) return status;
-  if (outputs != nullptr)
-    if (Status status = CheckMemory("saved", outputs->saved); !status.ok()) return status;
 
   // Which tensors.
   const Outputs none;
@@ -171,6 +169,7 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
   const ConstTensor out_view = out.out, state_view = out.final_state, key_sum_view = out.final_key_sum;
   const Named written[] = {{"out", &out_view}, {"final_state", &state_view}, {"final_key_sum", &key_sum_view}};
   const auto given = InputsAnd(inputs, written[0], written[1], written[2]);
+  if (Status status = CheckMemory("saved", out.saved); !status.ok()) return status;
   for (const Named& one : given)
     if (Status status = CheckForm(one.name, *one.tensor); !status.ok()) return status;
   const auto presence = [&](std::string_view name, const ConstTensor& t, bool takes, std::string_view layout) -> Status {
@@ -295,11 +294,12 @@ Status Validate(const Options& options, const Inputs& inputs, const Outputs* out
                                                 (own ? " and must be the same view of it, or apart from it" : " and must be apart from it"));
     }
   }
-  for (const Named& one : given)
-    if (Status status = CheckApart("workspace", options.workspace, one.name, *one.tensor); !status.ok()) return status;
-  for (const Named& one : given)
-    if (Status status = CheckApart("saved", out.saved, one.name, *one.tensor); !status.ok()) return status;
-  if (Status status = CheckApart("saved", out.saved, "workspace", BytesOf(options.workspace)); !status.ok()) return status;
+  const ConstTensor workspace_bytes = BytesOf(options.workspace), saved_bytes = BytesOf(out.saved);
+  const Named workspace{"workspace", &workspace_bytes}, saved{"saved", &saved_bytes};
+  for (const Named& memory : {workspace, saved})
+    for (const Named& one : given)
+      if (Status status = CheckApart(memory, one); !status.ok()) return status;
+  if (Status status = CheckApart(workspace, saved); !status.ok()) return status;
 
   if (options.check_values) {
     if (Status status = CheckGates(l); !status.ok()) return status;
