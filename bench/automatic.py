@@ -2,9 +2,9 @@
 
     python3 bench/automatic.py                 # with the command built (make verify leaves it in build/release/cli)
 
-Timed by `tercet bench --json`, on one thread pinned to one core: in every round of it all forms and chunks take their turn, and a time is the median over
-the rounds. A ratio is the time of automatic over the least of all. Where it is above the limit the case is measured twice more, and the ratio in the
-middle counts. Exit code 1: one is above the limit still. Python 3.11 or later, nothing else; about five minutes.
+Timed by `tercet bench --json`, on one thread pinned to one core: in every round of it all forms and chunks take their turn, and a time is the median
+over the rounds. A ratio is the time of automatic over the least of all. Where it is above the limit the case is measured twice more, and the ratio in
+the middle counts. Exit code 1: one is above the limit still. Python 3.11 or later, nothing else; some five minutes.
 """
 
 import argparse
