@@ -14,7 +14,7 @@ gtest_discover_tests(amx_test TEST_PREFIX amx.)
 
 if(CMAKE_SYSTEM_NAME STREQUAL "Linux" AND NOT TERCET_SANITIZE)
   add_executable(amx_selftest amx_selftest.cc)
-  foreach(source contract/layer.cc contract/tensor.cc rules/rules.cc proof/inputs.cc)
+  foreach(source contract/checks.cc contract/layer.cc contract/tensor.cc rules/rules.cc proof/inputs.cc)
     target_sources(amx_selftest PRIVATE ${PROJECT_SOURCE_DIR}/src/${source})
   endforeach()
   target_link_libraries(amx_selftest PRIVATE tercet_settings)

@@ -285,9 +285,10 @@ struct Gradients {
 [[nodiscard]] TERCET_API Status SavedBytes(const Options& options, const Inputs& inputs, int64_t* bytes);
 
 // Computes gradients, in the recurrent or the chunkwise form (chunks of 32 where no chunk is given): backward over the chunks, from the
-// states that Attend saved, or else from states that are computed again, forward, from the inputs. NaN and inf are data, as in Attend; with finite inputs and given
-// gradients there are none but where the numbers overflow. The same call gives the same bits for any number of threads. Memory beyond inputs and
-// gradients: for every head in flight one state a chunk as SavedBytes counts them, where none were saved, and a chunk a thread.
+// states that Attend saved, or else from states that are computed again, forward, from the inputs. NaN and inf are data, as in Attend; with finite
+// inputs and given gradients there are none but where numbers overflow, or a row of zeros has l2_norm without eps. The same call gives the same bits
+// for any number of threads. Memory beyond inputs and gradients: for every head in flight one state a chunk as SavedBytes counts them, where none
+// were saved, and a chunk a thread.
 [[nodiscard]] TERCET_API Status AttendGradient(const Options& options, const Inputs& inputs, const OutputGradients& given, const Gradients& wanted);
 
 // The workspace of that call, as WorkspaceBytes says it of Attend's.

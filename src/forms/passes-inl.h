@@ -265,27 +265,43 @@ class Passes {
       first += vectors;
     }
   }
+  // Rows that lie ready are copied by whole vectors: a call for every row of a strip, as LoadRow makes, takes longer than the copy.
   void LoadState() const {
     const ConstTensor& t = span_.layer.in.initial_state;
     const Job& job = span_.job;
+    const bool ready = t.given() && LiesReady<T>(t, job.columns);
+    if (!ready) Fill(span_.K * width_, T{0}, state_);
+    if (!t.given()) return;
     ForEachStrip([&](const Strip& strip) HWY_ATTR {
+      const Tag<T> d;
       const int64_t column = strip.first * kLanes, width = strip.vectors * kLanes;
       for (int64_t c = 0; c < span_.K; ++c) {
         T* to = strip.state + c * width;
-        Fill(width, T{0}, to);
-        if (t.given())
-          LoadRow(t, contract::Offset(t, job.sequence, job.head, c, job.column + column), t.strides[3], std::min(width, job.columns - column), to);
+        const int64_t offset = contract::Offset(t, job.sequence, job.head, c, job.column + column);
+        if (ready) {
+          for (int64_t x = 0; x < width; x += kLanes) hn::Store(hn::LoadU(d, static_cast<const T*>(t.data) + offset + x), d, to + x);
+        } else {
+          LoadRow(t, offset, t.strides[3], std::min(width, job.columns - column), to);
+        }
       }
     });
   }
   void StoreState(const Tensor& t, int64_t number) const {
     const Job& job = span_.job;
     if (!t.given()) return;
+    const bool ready = LiesReady<T>(t, job.columns);
     ForEachStrip([&](const Strip& strip) HWY_ATTR {
+      const Tag<T> d;
       const int64_t column = strip.first * kLanes, width = strip.vectors * kLanes;
-      for (int64_t c = 0; c < span_.K; ++c)
-        StoreRow(t, contract::Offset(t, number, job.head, c, job.column + column), t.strides[3], std::min(width, job.columns - column),
-                 strip.state + c * width);
+      for (int64_t c = 0; c < span_.K; ++c) {
+        const T* from = strip.state + c * width;
+        const int64_t offset = contract::Offset(t, number, job.head, c, job.column + column);
+        if (ready) {
+          for (int64_t x = 0; x < width; x += kLanes) hn::StoreU(hn::Load(d, from + x), d, static_cast<T*>(t.data) + offset + x);
+        } else {
+          StoreRow(t, offset, t.strides[3], std::min(width, job.columns - column), from);
+        }
+      }
     });
   }
 
