@@ -606,6 +606,7 @@ class Page(CommandTest):
     def masked(self, text):
         """What is the same on every machine: numbers, where the ratio is worst, targets and versions are not."""
         text = re.sub(r"(out|final_state|final_key_sum) +(?=\d)", "# ", text)
+        text = re.sub(r"(?<=\d) +(q|k|v|log_decay|beta|remove|write|bonus|initial_state|initial_key_sum|scale) +(?=\d|True|False)", " # ", text)
         text = re.sub(r"(?m)^(cpu|target|targets|compiler|highway|onetbb|amx) .*$", r"\1 #", text)
         text = re.sub(r"target \w+", "target #", text)
         return re.sub(r" +", " ", re.sub(r"-?\d[\d.e+-]*", "#", text))
