@@ -84,16 +84,17 @@ reference::Answer<T> GivenGradient(const contract::Layer& layer, const OutputGra
   return d;
 }
 
-// Adds what one state head of one sequence contributes. Heads of a group write to the same numbers.
-template <class T>
-void AddGradient(const contract::Layer& layer, const OutputGradients& given, int64_t number, int64_t s, reference::Plant plant,
+// Adds what one state head of one sequence contributes, by differentiate(head, the gradients of its answer). Heads of a group write to the same
+// numbers.
+template <class T, class Differentiate>
+void AddGradient(const contract::Layer& layer, const OutputGradients& given, int64_t number, int64_t s, const Differentiate& differentiate,
                  InputGradients<T>* sum) {
   const contract::Sequence sequence = contract::SequenceAt(layer, number);
   const std::vector<int64_t> tokens = ValidTokens(layer, sequence);
   const reference::Head<T> raw = GivenHead<T>(layer, number, tokens, s);
   reference::Head<T> h = raw;
   MapHead(layer, &h);
-  reference::Gradient<T> d = reference::GradientOf(h, GivenGradient<T>(layer, given, number, tokens, s), plant);
+  reference::Gradient<T> d = differentiate(h, GivenGradient<T>(layer, given, number, tokens, s));
   const int64_t n = h.n, K = h.K, V = h.V, G = h.G;
   for (int64_t row = 0; row < G * n; ++row) MapGradient(layer.feature_map, layer.eps, K, raw.q.data() + row * K, d.q.data() + row * K);
   for (int64_t row = 0; row < n; ++row) MapGradient(layer.feature_map, layer.eps, K, raw.k.data() + row * K, d.k.data() + row * K);
@@ -130,12 +131,16 @@ void AddGradient(const contract::Layer& layer, const OutputGradients& given, int
 }
 
 // The gradients of a call that has been checked. `given` has the shapes of the outputs, which nobody looks at again.
-template <class T>
-InputGradients<T> GradientsOf(const contract::Layer& layer, const OutputGradients& given, reference::Plant plant = reference::Plant::kNone) {
+template <class T, class Differentiate>
+InputGradients<T> GradientsOf(const contract::Layer& layer, const OutputGradients& given, const Differentiate& differentiate) {
   InputGradients<T> sum = ZeroGradients<T>(layer);
   for (int64_t number = 0; number < layer.sequences; ++number)
-    for (int64_t s = 0; s < layer.state_heads; ++s) AddGradient(layer, given, number, s, plant, &sum);
+    for (int64_t s = 0; s < layer.state_heads; ++s) AddGradient(layer, given, number, s, differentiate, &sum);
   return sum;
+}
+template <class T>
+InputGradients<T> GradientsOf(const contract::Layer& layer, const OutputGradients& given) {
+  return GradientsOf<T>(layer, given, [](const reference::Head<T>& h, const reference::Answer<T>& d) { return reference::GradientOf(h, d); });
 }
 
 // The same of a call that has not. Refuses what Attend would refuse of its options and inputs.

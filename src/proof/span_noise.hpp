@@ -18,6 +18,7 @@
 #include <limits>
 #include <vector>
 
+#include "src/proof/monte_carlo.hpp"
 #include "src/reference/head.hpp"
 
 namespace tercet::proof {
@@ -92,6 +93,79 @@ class SpanNoise {
   std::vector<double> Z_, X_, own_, last_;  // [K, V]; E of this span, and what is left of the last one's
   std::vector<double> row_;                 // [V]
   std::vector<Mean> out_;                   // [G]
+};
+
+// The same for gradients, drawn: errors of that variance in every state that a gradient reads, and in the gradient of the state likewise, which is a
+// recurrence that removes too, from the last token to the first. Of it Z is what is left of what the span's end handed in, X the sum of the reads q
+// dm' and Y the rest. What is handed on is right, so that nothing is corrected.
+template <class T>
+class SpanDraw {
+ public:
+  static constexpr bool kCarries = true;
+
+  // `unit` is half a unit in the last place of 1.
+  SpanDraw(const reference::Head<T>& h, int64_t span, double unit, uint64_t seed)
+      : h_(h), span_(span), unit_(unit), words_(seed), X_(h.K * h.V), own_(h.K * h.V), last_(h.K * h.V), read_(h.K * h.V) {}
+
+  void Disturb(T* states) {
+    const int64_t size = h_.K * h_.V;
+    Begin(h_.S0.data());
+    for (int64_t t = 0; t < h_.n; ++t) {
+      T* S = states + t * size;
+      Fade(t);
+      for (int64_t i = 0; h_.update == Update::kRankOne && i < size; ++i)
+        X_[i] += static_cast<double>(h_.k[t * h_.K + i / h_.V] * h_.v[t * h_.V + i % h_.V]);
+      Err(S);
+      if ((t + 1) % span_ == 0) NextSpan(S);
+      for (int64_t i = 0; i < size; ++i) S[i] += own_[i] + last_[i];
+    }
+  }
+  void Begin(const T* dS) {
+    Z_.assign(dS, dS + h_.K * h_.V);
+    for (std::vector<double>* one : {&X_, &own_, &last_}) std::fill(one->begin(), one->end(), 0.0);
+  }
+  void Join(const T* dM) {
+    for (size_t i = 0; i < X_.size(); ++i) X_[i] += static_cast<double>(dM[i]);
+  }
+  const T* Read(const T* dS) {
+    for (size_t i = 0; i < read_.size(); ++i) read_[i] = dS[i] + own_[i] + last_[i];
+    return read_.data();
+  }
+  void Step(int64_t t, const T* dS) {
+    Fade(t);
+    Err(dS);
+    if (t % span_ == 0) NextSpan(dS);
+  }
+
+ private:
+  void Fade(int64_t t) {
+    for (int64_t i = 0; i < h_.K * h_.V; ++i) {
+      const auto D = static_cast<double>(h_.D[t * h_.K + i / h_.V]);
+      for (std::vector<double>* one : {&Z_, &X_, &own_, &last_}) (*one)[i] *= D;
+    }
+  }
+  // Adds what a token rounds: uniform, and of the variance that E grows by.
+  void Err(const T* S) {
+    const int64_t size = h_.K * h_.V;
+    const uint32_t* words = words_.Row(size);
+    for (int64_t i = 0; i < size; ++i) {
+      const double Y = static_cast<double>(S[i]) - Z_[i] - X_[i], sum = std::sqrt(2 * (X_[i] * X_[i] + Y * Y + Z_[i] * Z_[i]));
+      if (std::isfinite(sum)) own_[i] += static_cast<double>(static_cast<int32_t>(words[i])) * 0x1p-31 * std::sqrt(3.0) * unit_ * sum;
+    }
+  }
+  void NextSpan(const T* S) {
+    Z_.assign(S, S + h_.K * h_.V);
+    std::fill(X_.begin(), X_.end(), 0.0);
+    last_.swap(own_);
+    std::fill(own_.begin(), own_.end(), 0.0);
+  }
+
+  const reference::Head<T>& h_;
+  const int64_t span_;
+  const double unit_;
+  RandomWords words_;
+  std::vector<double> Z_, X_, own_, last_;  // [K, V]; errors of this span, and what is left of the last one's
+  std::vector<T> read_;
 };
 
 }  // namespace tercet::proof

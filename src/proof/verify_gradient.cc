@@ -15,6 +15,7 @@
 #include "src/proof/judge.hpp"
 #include "src/proof/rounded.hpp"
 #include "src/proof/settle.hpp"
+#include "src/proof/span_noise.hpp"
 #include "src/proof/workers.hpp"
 
 namespace tercet::proof {
@@ -64,7 +65,8 @@ struct Stored {
 template <class W>
 Stored ReferenceGradients(const contract::Layer& layer, const OutputGradients& given, Plant plant) {
   Stored stored(layer);
-  InputGradients<W> gradients = GradientsOf<W>(layer, given, plant);
+  InputGradients<W> gradients =
+      GradientsOf<W>(layer, given, [&](const reference::Head<W>& h, const reference::Answer<W>& d) { return reference::GradientOf(h, d, plant); });
   const auto flat = FlatOf(gradients);
   for (int i = 0; i < kGradients; ++i)
     for (int64_t at = 0; at < flat[i].count; ++at) stored.Set(i, at, static_cast<double>(flat[i].data[at]));
@@ -74,6 +76,7 @@ Stored ReferenceGradients(const contract::Layer& layer, const OutputGradients& g
 struct Candidate {
   std::string form;
   Stored gradients;
+  int64_t span = 1;  // tokens whose writes the form sums up before it looks at the state again
 };
 
 // Judged in groups: of what belongs to tokens one head of one sequence, of the rest one head, or one head of one sequence, too.
@@ -109,7 +112,10 @@ class Judge {
     draws = std::max(draws, static_cast<int>(std::min<double>(kEnoughDraws, kCheap / updates)));
     InputGradients<T> truth;
     std::vector<std::vector<std::vector<Difference>>> drawn(draws);  // [draws][gradients][groups]
-    const auto told = [&](int64_t done) { progress(static_cast<double>(done) / (draws + 1)); };
+    const bool removes = layer_.axes.update == Update::kDelta || layer_.axes.update == Update::kRankOne;
+    const auto spans = [&](const Candidate& candidate) { return removes && candidate.span > 1; };
+    const bool carries = std::any_of(candidates.begin(), candidates.end(), spans);
+    const auto told = [&](int64_t done) { progress(static_cast<double>(done) / ((carries ? 2 : 1) * draws + 1)); };
     if (Status status = workers.Run(
             1, 1, [&](int64_t) { truth = GradientsOf<T>(layer_, given_); }, told);
         !status.ok())
@@ -127,22 +133,40 @@ class Judge {
     };
     if (Status status = workers.Run(draws, 1, draw, [&](int64_t done) { told(done + 1); }); !status.ok()) return status;
 
-    const auto flat = FlatOf(truth);
-    std::array<std::vector<double>, kGradients> noise;
-    for (int part = 0; part < kGradients; ++part) {
-      std::vector<Floor<W>> floors(kinds_[part].groups, Floor<W>(kinds_[part].narrower));
-      for (int64_t at = 0; at < flat[part].count; ++at)
-        if (const int64_t group = GroupOf(part, at); group >= 0) floors[group].Add(static_cast<long double>(flat[part].data[at]));
-      for (int64_t group = 0; group < kinds_[part].groups; ++group) {
-        long double mean = 0;
-        for (const auto& one : drawn) mean += one[part][group].MeanSquare() / draws;
-        noise[part].push_back(floors[group].Noise(mean));
-      }
+    // What a span of a rule that removes adds to the noise, drawn as often. One candidate at most has spans.
+    std::vector<std::vector<std::vector<Difference>>> carried;
+    for (const Candidate& candidate : candidates) {
+      if (!spans(candidate)) continue;
+      carried.resize(draws);
+      const auto carry = [&](int64_t i) {
+        uint64_t of_draw = RandomWords::Mixed(seed + static_cast<uint64_t>(i) + 1);
+        InputGradients<T> erring = GradientsOf<T>(layer_, given_, [&](const reference::Head<T>& h, const reference::Answer<T>& d) {
+          of_draw = RandomWords::Mixed(of_draw + 1);
+          return reference::GradientOf(h, d, Plant::kNone, SpanDraw<T>(h, candidate.span, static_cast<double>(kHalfAUnit<W>), of_draw));
+        });
+        const auto flat = FlatOf(erring);
+        carried[i] = Differences(truth, [&](int part, int64_t at) { return static_cast<long double>(flat[part].data[at]); });
+      };
+      if (Status status = workers.Run(draws, 1, carry, [&](int64_t done) { told(draws + 1 + done); }); !status.ok()) return status;
     }
+
+    const auto flat = FlatOf(truth);
     for (const Candidate& candidate : candidates) {
       const auto differences = Differences(truth, [&](int part, int64_t at) { return candidate.gradients.Get(part, at); });
-      for (int part = 0; part < kGradients; ++part)
-        if (flat[part].count > 0) judgements->push_back(JudgementOf(candidate.form, part, differences[part], noise[part]));
+      for (int part = 0; part < kGradients; ++part) {
+        if (flat[part].count == 0) continue;
+        std::vector<Floor<W>> floors(kinds_[part].groups, Floor<W>(kinds_[part].narrower));
+        for (int64_t at = 0; at < flat[part].count; ++at)
+          if (const int64_t group = GroupOf(part, at); group >= 0) floors[group].Add(static_cast<long double>(flat[part].data[at]));
+        std::vector<double> noise;
+        for (int64_t group = 0; group < kinds_[part].groups; ++group) {
+          long double variance = 0;
+          for (const auto& one : drawn) variance += one[part][group].MeanSquare() / draws;
+          for (size_t i = 0; candidate.span > 1 && i < carried.size(); ++i) variance += carried[i][part][group].MeanSquare() / draws;
+          noise.push_back(floors[group].Noise(variance));
+        }
+        judgements->push_back(JudgementOf(candidate.form, part, differences[part], noise));
+      }
     }
     return {};
   }
@@ -227,7 +251,7 @@ Status Run(const VerifyOptions& options, const Settled& settled, const Inputs& i
     Options attend = settled.attend;
     attend.form = form;
     if (form == Form::kRecurrent) attend.chunk = 0;
-    candidates.push_back({std::string(Name(form)), Stored(layer)});
+    candidates.push_back({std::string(Name(form)), Stored(layer), form == Form::kChunkwise ? attend.chunk : 1});
     if (Status status = AttendGradient(attend, inputs, given, candidates.back().gradients.wanted()); !status.ok()) return status;
   }
   if (options.plant != Plant::kNone && options.plant_in_floating_point) {

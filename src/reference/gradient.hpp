@@ -41,10 +41,21 @@ struct Gradient {
   T scale = T(0);
 };
 
+// What errs in the states that are read, while those handed on stay as they are; this one, nothing. src/proof/span_noise.hpp has another.
+template <class T>
+struct NothingCarried {
+  static constexpr bool kCarries = false;
+  void Disturb(T* /*states S_1 ... S_n*/) {}
+  void Begin(const T* /*dS*/) {}
+  void Join(const T* /*what the reads of a token add to dS*/) {}
+  const T* Read(const T* dS) { return dS; }
+  void Step(int64_t /*t*/, const T* /*dS, now of the token before*/) {}
+};
+
 // `d` holds dO, dS_T and dz_T, in the shapes of the head's answer. A plant puts in its error: dS has faded by a token's own decay when that token's
 // write looks at it, the scale is left out of dm, or what a token reads of its own write passes nothing on (rwkv6: it does).
-template <class T>
-Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant::kNone) {
+template <class T, class Carried = NothingCarried<T>>
+Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant::kNone, Carried carried = {}) {
   const int64_t n = h.n, K = h.K, V = h.V;
   const bool reads_before = h.update == Update::kAddReadBefore;
   const bool joins_after = reads_before != (plant == Plant::kMask), fades_before = plant == Plant::kDecay;
@@ -56,6 +67,7 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant
   states.reserve((n + 1) * K * V);
   Exact<T> exact;
   Recurrent(h, exact, [&](int64_t, const T* S) { states.insert(states.end(), S, S + K * V); });
+  carried.Disturb(states.data() + K * V);
   for (int64_t i = 0; h.normalize && i < n * K; ++i) key_sums.push_back(h.D[i] * key_sums[i] + h.k[i]);
 
   Gradient<T> a;
@@ -71,8 +83,9 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant
   a.z0 = d.z;
   std::vector<T>& dS = a.S0;
   std::vector<T>& dz = a.z0;
+  carried.Begin(dS.data());
 
-  std::vector<T> m(V), dm(V), p(V), dp(V), u(V), du(V), r(K), w(K), dr(K), dw(K);
+  std::vector<T> m(V), dm(V), p(V), dp(V), handed(V), u(V), du(V), r(K), w(K), dr(K), dw(K);
   std::vector<T> dM(K * V), dy(K);  // what the reads of a token add to dS and dz, in rwkv6 after its step
 
   for (int64_t t = n - 1; t >= 0; --t) {
@@ -129,12 +142,14 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant
     const auto join = [&] {
       for (int64_t i = 0; i < K * V; ++i) dS[i] = dS[i] + dM[i];
       for (int64_t c = 0; h.normalize && c < K; ++c) dz[c] = dz[c] + dy[c];
+      carried.Join(dM.data());
     };
     if (!joins_after) join();
     const auto fade = [&] {
       for (int64_t i = 0; i < K * V; ++i) dS[i] = D[i / V] * dS[i];
     };
     if (fades_before) fade();
+    const T* read = carried.Read(dS.data());
 
     // The step: S_t = D S_{t-1} + w p' + k u' with p = S_{t-1}' r.
     const T beta = delta ? h.beta[t] : T(1);
@@ -144,22 +159,23 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant
     }
     for (int64_t e = 0; e < V; ++e) {
       u[e] = beta * v[e];
-      p[e] = du[e] = dp[e] = T(0);
+      p[e] = du[e] = dp[e] = handed[e] = T(0);
       for (int64_t c = 0; c < K; ++c) {
         p[e] = p[e] + before[c * V + e] * r[c];
-        du[e] = du[e] + dS[c * V + e] * k[c];
-        dp[e] = dp[e] + dS[c * V + e] * w[c];
+        du[e] = du[e] + read[c * V + e] * k[c];
+        dp[e] = dp[e] + read[c * V + e] * w[c];
+        if constexpr (Carried::kCarries) handed[e] = handed[e] + dS[c * V + e] * w[c];
       }
     }
     for (int64_t c = 0; c < K; ++c) {
       T dD = T(0);
       dw[c] = dr[c] = T(0);
       for (int64_t e = 0; e < V; ++e) {
-        dk[c] = dk[c] + dS[c * V + e] * u[e];
-        dw[c] = dw[c] + dS[c * V + e] * p[e];
+        dk[c] = dk[c] + read[c * V + e] * u[e];
+        dw[c] = dw[c] + read[c * V + e] * p[e];
         dr[c] = dr[c] + before[c * V + e] * dp[e];
-        dD = dD + dS[c * V + e] * before[c * V + e];
-        dS[c * V + e] = (fades_before ? dS[c * V + e] : D[c] * dS[c * V + e]) + r[c] * dp[e];
+        dD = dD + read[c * V + e] * before[c * V + e];
+        dS[c * V + e] = (fades_before ? dS[c * V + e] : D[c] * dS[c * V + e]) + r[c] * (Carried::kCarries ? handed[e] : dp[e]);
       }
       if (h.normalize) {
         dk[c] = dk[c] + dz[c];
@@ -169,6 +185,7 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant
       dlog[c] = D[c] * dD;
     }
     if (joins_after) join();
+    carried.Step(t, dS.data());
 
     // What u, r and w are made of.
     for (int64_t e = 0; e < V; ++e) dv[e] = dv[e] + beta * du[e];
@@ -185,6 +202,7 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant
       std::copy(dw.begin(), dw.end(), a.write.data() + t * K);
     }
   }
+  if constexpr (Carried::kCarries) dS.assign(carried.Read(dS.data()), carried.Read(dS.data()) + K * V);
   return a;
 }
 
