@@ -390,7 +390,7 @@ class Gradients(CommandTest):
         self.assertEqual(self.json("verify", "--gradient")["rule"], "linear")
 
     def test_sizes_at_the_edge(self):
-        for arguments in (["--tokens", "0"], ["--tokens", "1"], ["--tokens", "5", "--batch", "0"],
+        for arguments in (["--tokens", "0"], ["--tokens", "1"],
                           ["--tokens", "5", "--key-dim", "1", "--value-dim", "1", "--heads", "1"], ["--tokens", "5", "--chunk", "1"]):
             for rule in ("linear", "retention", "rwkv6", "rwkv7"):
                 self.assertIs(self.json("verify", "--gradient", "--rule", rule, *arguments)["same"], True)
