@@ -57,7 +57,7 @@ class OwnMemory {
 thread_local OwnMemory::Kept OwnMemory::kept_;
 
 // What a caller's workspace must have: that its data may begin anywhere costs the rest of a line.
-int64_t BytesOf(int64_t memory) { return memory > 0 ? memory + forms::Arena::kAlignment - 1 : 0; }
+int64_t BytesOf(int64_t memory) { return memory > 0 ? memory + (forms::Arena::kAlignment - 1) : 0; }
 
 // A status whose sentence is left out where there is no memory for it.
 Status Say(StatusCode code, const char* sentence) {

@@ -126,7 +126,7 @@ void AddGradient(const contract::Layer& layer, const OutputGradients& given, int
   }
   const int64_t state = number * layer.state_heads + s;
   std::copy(d.S0.begin(), d.S0.end(), sum->initial_state.data() + state * K * V);
-  std::copy(d.z0.begin(), d.z0.end(), sum->initial_key_sum.data() + state * K);
+  if (layer.normalize) std::copy(d.z0.begin(), d.z0.end(), sum->initial_key_sum.data() + state * K);
   sum->scale = sum->scale + d.scale;
 }
 
