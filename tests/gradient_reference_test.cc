@@ -527,6 +527,13 @@ TEST(GradientByHand, OfTheFeatureMaps) {
   EXPECT_EQ(gradient(FeatureMap::kIdentity, 0, {-1, 0, 2}, {5, 6, 7}), (Numbers{5, 6, 7}));
   EXPECT_EQ(gradient(FeatureMap::kEluPlusOne, 0, {-1, 0, 2}, {5, 6, 7}), (Numbers{5 * std::exp(-1.0), 6, 7}));
   EXPECT_EQ(gradient(FeatureMap::kRelu, 0, {-1, 0, 2}, {5, 6, 7}), (Numbers{0, 0, 7}));
+  Numbers elu = {-1, 0, 2}, relu = {-1, 0, 2}, unit_vector = {3, 4};
+  proof::MapFeatures(FeatureMap::kEluPlusOne, 0, 3, elu.data());
+  proof::MapFeatures(FeatureMap::kRelu, 0, 3, relu.data());
+  proof::MapFeatures(FeatureMap::kL2Norm, 0, 2, unit_vector.data());
+  EXPECT_EQ(elu, (Numbers{std::exp(-1.0), 1, 3}));
+  EXPECT_EQ(relu, (Numbers{0, 0, 2}));
+  EXPECT_EQ(unit_vector, (Numbers{3. / 5, 4. / 5}));
   // x = (1.5, 2) with a norm of 2.5, y = (.6, .8), d = (1, 0), y'd = .6: (.64, -.48) / 2.5
   const Numbers unit = gradient(FeatureMap::kL2Norm, 0, {1.5, 2}, {1, 0});
   EXPECT_NEAR(unit[0], 0.256, 1e-15);
