@@ -35,9 +35,9 @@ enum class StatusCode : int {
   kUnexpectedInput,  // a tensor was given that the rule would ignore
   kShape,            // a tensor's rank or sizes are not those of the layout
   kDtype,            // a tensor's dtype is not one the call takes, or differs from that of q
-  kNullData,         // a tensor that has elements, or a workspace that has bytes, has no data
-  kValue,            // a number that can't be one: a positive log_decay, offsets that don't increase
-  kOverlap,          // an output shares memory with an input or with itself, or the workspace with either
+  kNullData,         // a tensor that has elements, or a workspace or saved that has bytes, has no data
+  kValue,            // a number that can't be one: a positive log_decay, offsets that don't increase, states saved of another call
+  kOverlap,          // an output shares memory with an input or with itself, or the workspace or saved with either
   kTableLimit,       // the parallel form would need more than Options::table_limit bytes for its tables
   kOutOfMemory,      // an allocation failed
   kInternal,         // a fault of the library or of the caller's executor

@@ -887,8 +887,7 @@ class Gradient {
     }
   }
 
-  // ---- Value columns, panel by panel: [panels][n][Panel]
-  // --------------------------------------------------------------------------------------------
+  // ---- Value columns, panel by panel: [panels][n][Panel] ----------------------------------------
 
   int64_t Width(int64_t p) const { return p + 1 < panels_ ? panel_ : span_.layer.value_dim - p * panel_; }
   int Vectors(int64_t p) const { return VectorsOf(Width(p)); }
@@ -912,8 +911,7 @@ class Gradient {
       Transpose(span_.n, Width(p), PanelOf(values, p), panel_, to + p * panel_ * panel_, span_.layer.value_dim * panel_);
   }
 
-  // ---- States: [panels][K][Panel], and a row for the key sum
-  // ----------------------------------------------------------------------------------------
+  // ---- States: [panels][K][Panel], and a row for the key sum ----------------------------------------
 
   void LoadState(const ConstTensor& t, const ConstTensor& key_sum, int64_t number, T* to) const {
     Fill(kept_size_, T{0}, to);

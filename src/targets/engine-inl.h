@@ -16,9 +16,9 @@ HWY_BEFORE_NAMESPACE();
 namespace tercet {
 namespace HWY_NAMESPACE {
 
-// Enters the rules of `List` in an engine. Form<R, T> has Run and Bytes as forms::Engine describes them.
-template <template <class R, class T> class Form, class List>
-void AddTo(forms::Engine& engine) {
+// Enters the rules of `List` in an engine, of a form or of gradients. Form<R, T> has Run and Bytes as src/forms/job.hpp describes them.
+template <template <class R, class T> class Form, class List, class Engine>
+void AddTo(Engine& engine) {
   List::ForEach([&]<class R>(R) {
     constexpr auto kRule = static_cast<size_t>(R::kRule);
     engine.run[0][kRule] = &Form<R, float>::Run;
@@ -26,20 +26,10 @@ void AddTo(forms::Engine& engine) {
     engine.bytes[0][kRule] = &Form<R, float>::Bytes;
     engine.bytes[1][kRule] = &Form<R, double>::Bytes;
     if constexpr (requires { Form<R, float>::kTokens; }) engine.tokens_a_pass[kRule] = Form<R, float>::kTokens;
-    engine.panel[0] = Form<R, float>::kPanel;
-    engine.panel[1] = Form<R, double>::kPanel;
-  });
-}
-
-// The same in an engine of gradients.
-template <template <class R, class T> class Form, class List>
-void AddTo(forms::GradientEngine& engine) {
-  List::ForEach([&]<class R>(R) {
-    constexpr auto kRule = static_cast<size_t>(R::kRule);
-    engine.run[0][kRule] = &Form<R, float>::Run;
-    engine.run[1][kRule] = &Form<R, double>::Run;
-    engine.bytes[0][kRule] = &Form<R, float>::Bytes;
-    engine.bytes[1][kRule] = &Form<R, double>::Bytes;
+    if constexpr (requires { Form<R, float>::kPanel; }) {
+      engine.panel[0] = Form<R, float>::kPanel;
+      engine.panel[1] = Form<R, double>::kPanel;
+    }
   });
 }
 
