@@ -1,5 +1,6 @@
 // A form for every rule and accumulator type, as this target's engine.
 #include <cstddef>
+#include <type_traits>
 
 #include "src/forms/job.hpp"
 #include "src/forms/tiles-inl.h"
@@ -25,10 +26,12 @@ void AddTo(Engine& engine) {
     engine.run[1][kRule] = &Form<R, double>::Run;
     engine.bytes[0][kRule] = &Form<R, float>::Bytes;
     engine.bytes[1][kRule] = &Form<R, double>::Bytes;
-    if constexpr (requires { Form<R, float>::kTokens; }) engine.tokens_a_pass[kRule] = Form<R, float>::kTokens;
-    if constexpr (requires { Form<R, float>::kPanel; }) {
-      engine.panel[0] = Form<R, float>::kPanel;
-      engine.panel[1] = Form<R, double>::kPanel;
+    if constexpr (std::is_same_v<Engine, forms::Engine>) {
+      if constexpr (requires { Form<R, float>::kTokens; }) engine.tokens_a_pass[kRule] = Form<R, float>::kTokens;
+      if constexpr (requires { Form<R, float>::kPanel; }) {
+        engine.panel[0] = Form<R, float>::kPanel;
+        engine.panel[1] = Form<R, double>::kPanel;
+      }
     }
   });
 }
