@@ -10,7 +10,7 @@ can't be served is refused by name. docs/fla.md lists where this differs from th
 from __future__ import annotations
 
 import warnings
-from typing import Any, Optional, Tuple, Union
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +24,9 @@ __all__ = [
     "fused_chunk_simple_gla", "fused_mul_recurrent_rwkv7", "fused_recurrent_delta_rule", "fused_recurrent_dplr_delta_rule",
     "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn", "fused_recurrent_gla", "fused_recurrent_kda", "fused_recurrent_linear_attn",
     "fused_recurrent_retention", "fused_recurrent_rwkv6", "fused_recurrent_rwkv7", "fused_recurrent_simple_gla",
-]  # fmt: skip
+]
 
-_Result = Tuple[Tensor, Optional[Tensor]]
+_Result = tuple[Tensor, Tensor | None]
 
 
 # ---- What all have in common ----------------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def _v_first(function: str, state_v_first: bool, kwargs: dict) -> bool:
     return kwargs.pop("transpose_state_layout")
 
 
-def _lengths(function: str, cu_seqlens: Optional[Tensor], cu_seqlens_cpu: Optional[Tensor]) -> Optional[Tensor]:
+def _lengths(function: str, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> Tensor | None:
     if cu_seqlens is None and cu_seqlens_cpu is not None:
         raise ValueError(f"{function}: cu_seqlens_cpu is a copy of cu_seqlens, which is not given")
     return cu_seqlens
@@ -67,7 +67,7 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _scale(scale: Optional[float], q: Tensor) -> float:
+def _scale(scale: float | None, q: Tensor) -> float:
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
@@ -77,19 +77,19 @@ def _run(
     k: Tensor,
     v: Tensor,
     *,
-    scale: Optional[float],
-    initial_state: Optional[Tensor],
+    scale: float | None,
+    initial_state: Tensor | None,
     output_final_state: bool,
-    cu_seqlens: Optional[Tensor],
-    log_decay: Optional[Tensor] = None,
-    beta: Optional[Tensor] = None,
-    remove: Optional[Tensor] = None,
-    write: Optional[Tensor] = None,
-    bonus: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    remove: Tensor | None = None,
+    write: Tensor | None = None,
+    bonus: Tensor | None = None,
     l2norm: bool = False,
     reverse: bool = False,
     v_first: bool = False,
-    chunk: Optional[int] = None,
+    chunk: int | None = None,
 ) -> _Result:
     """Calls `attend` with dtypes as it takes them, and from the last token to the first if `reverse`."""
     gates = {"log_decay": log_decay, "beta": beta, "remove": remove, "write": write, "bonus": bonus}
@@ -108,7 +108,7 @@ def _run(
     results = attend(
         q, k, v, rule=rule, scale=_scale(scale, q), chunk=chunk, feature_map="l2_norm" if l2norm else "identity", initial_state=initial_state,
         offsets=cu_seqlens, return_state=output_final_state, **gates,
-    )  # fmt: skip
+    )
     out, state = results if output_final_state else (results, None)
     if reverse:
         out = out.flip(1)
@@ -126,13 +126,13 @@ def _linear(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    scale: Optional[float],
-    initial_state: Union[Tensor, tuple, None],
+    scale: float | None,
+    initial_state: Tensor | tuple | None,
     output_final_state: bool,
     normalize: bool,
-    cu_seqlens: Optional[Tensor],
+    cu_seqlens: Tensor | None,
     reverse: bool = False,
-) -> Tuple[Tensor, Any]:
+) -> tuple[Tensor, Any]:
     state, key_sum = initial_state if normalize and isinstance(initial_state, tuple) else (initial_state, None)
     common = {"scale": scale, "cu_seqlens": cu_seqlens, "reverse": reverse}
     out, state = _run("linear", q, k, v, initial_state=state, output_final_state=output_final_state, **common)
@@ -150,12 +150,12 @@ def chunk_linear_attn(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Union[Tensor, tuple, None] = None,
+    scale: float | None = None,
+    initial_state: Tensor | tuple | None = None,
     output_final_state: bool = False,
     normalize: bool = True,
-    cu_seqlens: Optional[Tensor] = None,
-) -> Tuple[Tensor, Any]:
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Any]:
     """Linear attention. With `normalize` states are pairs (state [N, H, K, V], key sum [N, 1, H, K]), and the pair is always returned."""
     return _linear(q, k, v, scale, initial_state, output_final_state, normalize, cu_seqlens)
 
@@ -164,12 +164,12 @@ def fused_chunk_linear_attn(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Union[Tensor, tuple, None] = None,
+    scale: float | None = None,
+    initial_state: Tensor | tuple | None = None,
     output_final_state: bool = False,
     normalize: bool = True,
-    cu_seqlens: Optional[Tensor] = None,
-) -> Tuple[Tensor, Any]:
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Any]:
     """As `chunk_linear_attn`."""
     return _linear(q, k, v, scale, initial_state, output_final_state, normalize, cu_seqlens)
 
@@ -178,13 +178,13 @@ def fused_recurrent_linear_attn(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Union[Tensor, tuple, None] = None,
+    scale: float | None = None,
+    initial_state: Tensor | tuple | None = None,
     output_final_state: bool = False,
     reverse: bool = False,
     normalize: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
-) -> Tuple[Tensor, Any]:
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Any]:
     """As `chunk_linear_attn`; `reverse` goes from the last token to the first."""
     return _linear(q, k, v, scale, initial_state, output_final_state, normalize, cu_seqlens, reverse)
 
@@ -197,10 +197,10 @@ def chunk_retention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
     **kwargs: Any,
 ) -> _Result:
     """Retention with RetNet's decays, 1 - 2^(-5 - h) for head h. Also takes chunk_size."""
@@ -209,17 +209,17 @@ def chunk_retention(
     return _run(
         "retention", q, k, v, log_decay=_retention_decay(q), scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         cu_seqlens=cu_seqlens, chunk=chunk,
-    )  # fmt: skip
+    )
 
 
 def fused_chunk_retention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
 ) -> _Result:
     """As `chunk_retention`."""
     return chunk_retention(q, k, v, scale, initial_state, output_final_state, cu_seqlens)
@@ -229,12 +229,12 @@ def fused_recurrent_retention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     reverse: bool = False,
     state_v_first: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
     **kwargs: Any,
 ) -> _Result:
     """As `chunk_retention`; `reverse` goes from the last token to the first, `state_v_first` means states [N, H, V, K]."""
@@ -243,10 +243,10 @@ def fused_recurrent_retention(
     return _run(
         "retention", q, k, v, log_decay=_retention_decay(q), scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         cu_seqlens=cu_seqlens, reverse=reverse, v_first=v_first,
-    )  # fmt: skip
+    )
 
 
-def _simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], g_gamma: Optional[Tensor], **call: Any) -> _Result:
+def _simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, g_gamma: Tensor | None, **call: Any) -> _Result:
     if g is None and g_gamma is None:
         return _run("linear", q, k, v, **call)
     if g is None:
@@ -258,14 +258,14 @@ def chunk_simple_gla(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Optional[Tensor] = None,
-    g_gamma: Optional[Tensor] = None,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     state_v_first: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
-    cu_seqlens_cpu: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
     **kwargs: Any,
 ) -> _Result:
     """Decay per token and head, g [B, T, H], or per head, g_gamma [H], or both added. Also takes chunk_size."""
@@ -275,38 +275,38 @@ def chunk_simple_gla(
     return _simple_gla(
         q, k, v, g, g_gamma, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         cu_seqlens=_lengths("chunk_simple_gla", cu_seqlens, cu_seqlens_cpu), v_first=v_first, chunk=chunk,
-    )  # fmt: skip
+    )
 
 
 def fused_chunk_simple_gla(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Optional[Tensor] = None,
-    g_gamma: Optional[Tensor] = None,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
 ) -> _Result:
     """As `chunk_simple_gla`."""
     return _simple_gla(
         q, k, v, g, g_gamma, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens
-    )  # fmt: skip
+    )
 
 
 def fused_recurrent_simple_gla(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Optional[Tensor] = None,
-    g_gamma: Optional[Tensor] = None,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     reverse: bool = False,
     state_v_first: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
     **kwargs: Any,
 ) -> _Result:
     """As `chunk_simple_gla`; `reverse` goes from the last token to the first."""
@@ -315,7 +315,7 @@ def fused_recurrent_simple_gla(
     return _simple_gla(
         q, k, v, g, g_gamma, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
         reverse=reverse, v_first=v_first,
-    )  # fmt: skip
+    )
 
 
 def chunk_gla(
@@ -323,32 +323,32 @@ def chunk_gla(
     k: Tensor,
     v: Tensor,
     g: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     state_v_first: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
-    cu_seqlens_cpu: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
 ) -> _Result:
     """Decay per token, head and key channel, g [B, T, H, K]."""
     return _run(
         "gla", q, k, v, log_decay=g, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         cu_seqlens=_lengths("chunk_gla", cu_seqlens, cu_seqlens_cpu), v_first=state_v_first,
-    )  # fmt: skip
+    )
 
 
 def fused_recurrent_gla(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    gk: Optional[Tensor] = None,
-    gv: Optional[Tensor] = None,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     reverse: bool = False,
     state_v_first: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
     **kwargs: Any,
 ) -> _Result:
     """As `chunk_gla`, without gk as linear attention; a decay of value channels, gv, is refused."""
@@ -358,7 +358,7 @@ def fused_recurrent_gla(
     return _run(
         "linear" if gk is None else "gla", q, k, v, log_decay=gk, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         cu_seqlens=cu_seqlens, reverse=reverse, v_first=v_first,
-    )  # fmt: skip
+    )
 
 
 def chunk_rwkv6(
@@ -367,11 +367,11 @@ def chunk_rwkv6(
     v: Tensor,
     w: Tensor,
     u: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
-    cu_seqlens_cpu: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
     **kwargs: Any,
 ) -> _Result:
     """RWKV-6: log decay w [B, T, H, K], bonus u [H, K]. Also takes chunk_size."""
@@ -380,7 +380,7 @@ def chunk_rwkv6(
     return _run(
         "rwkv6", r, k, v, log_decay=w, bonus=u, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         cu_seqlens=_lengths("chunk_rwkv6", cu_seqlens, cu_seqlens_cpu), chunk=chunk,
-    )  # fmt: skip
+    )
 
 
 def fused_recurrent_rwkv6(
@@ -389,17 +389,17 @@ def fused_recurrent_rwkv6(
     v: Tensor,
     w: Tensor,
     u: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     reverse: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
 ) -> _Result:
     """As `chunk_rwkv6`; `reverse` goes from the last token to the first."""
     return _run(
         "rwkv6", r, k, v, log_decay=w, bonus=u, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         cu_seqlens=cu_seqlens, reverse=reverse,
-    )  # fmt: skip
+    )
 
 
 # ---- Delta rules ----------------------------------------------------------------------------------------------------------------------------
@@ -410,12 +410,12 @@ def chunk_delta_rule(
     k: Tensor,
     v: Tensor,
     beta: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
-    cu_seqlens_cpu: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
     **kwargs: Any,
 ) -> _Result:
     """The delta rule, beta [B, T, H]. Also takes chunk_size."""
@@ -424,25 +424,25 @@ def chunk_delta_rule(
     return _run(
         "delta", q, k, v, beta=beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         cu_seqlens=_lengths("chunk_delta_rule", cu_seqlens, cu_seqlens_cpu), l2norm=use_qk_l2norm_in_kernel, chunk=chunk,
-    )  # fmt: skip
+    )
 
 
 def fused_recurrent_delta_rule(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    beta: Optional[Tensor] = None,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
 ) -> _Result:
     """As `chunk_delta_rule`; without beta it is 1."""
     return _run(
         "delta", q, k, v, beta=torch.ones_like(q[..., 0]) if beta is None else beta, scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, cu_seqlens=cu_seqlens, l2norm=use_qk_l2norm_in_kernel,
-    )  # fmt: skip
+    )
 
 
 def _beta(function: str, beta: Tensor, sigmoid: bool, allow_neg_eigval: bool) -> Tensor:
@@ -455,13 +455,13 @@ def _beta(function: str, beta: Tensor, sigmoid: bool, allow_neg_eigval: bool) ->
 
 def _gate(
     function: str,
-    g: Optional[Tensor],
+    g: Tensor | None,
     in_kernel: bool,
-    A_log: Optional[Tensor],
-    dt_bias: Optional[Tensor],
-    lower_bound: Optional[float] = None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    lower_bound: float | None = None,
     channels: bool = False,
-) -> Optional[Tensor]:
+) -> Tensor | None:
     """The log decay: g as it is, or -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)). g is [B, T, H] or, with
     `channels`, [B, T, H, K]; A_log has H elements, dt_bias H or H K."""
     if not in_kernel:
@@ -488,16 +488,16 @@ def chunk_gated_delta_rule(
     v: Tensor,
     g: Tensor,
     beta: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
     state_v_first: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
-    cu_seqlens_cpu: Optional[Tensor] = None,
-    chunk_indices: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
     cp_context: Any = None,
     **kwargs: Any,
 ) -> _Result:
@@ -516,28 +516,28 @@ def chunk_gated_delta_rule(
         "gated_delta", q, k, v, log_decay=g, beta=_beta(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval), scale=scale,
         initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=_lengths(name, cu_seqlens, cu_seqlens_cpu),
         l2norm=use_qk_l2norm_in_kernel, v_first=v_first, chunk=chunk,
-    )  # fmt: skip
+    )
 
 
 def fused_recurrent_gated_delta_rule(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Optional[Tensor] = None,
-    gk: Optional[Tensor] = None,
-    gv: Optional[Tensor] = None,
-    beta: Optional[Tensor] = None,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     use_gate_in_kernel: bool = False,
-    A_log: Optional[Tensor] = None,
-    dt_bias: Optional[Tensor] = None,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
     state_v_first: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
     **kwargs: Any,
 ) -> _Result:
     """As `chunk_gated_delta_rule`; gk [B, T, HV, K] decays key channels, beside g or alone; without beta it is 1; gv is refused."""
@@ -555,7 +555,7 @@ def fused_recurrent_gated_delta_rule(
     return _run(
         rule, q, k, v, log_decay=g, beta=_beta(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval), scale=scale,
         initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, l2norm=use_qk_l2norm_in_kernel, v_first=v_first,
-    )  # fmt: skip
+    )
 
 
 chunk_gdn = chunk_gated_delta_rule
@@ -568,23 +568,23 @@ def chunk_kda(
     v: Tensor,
     g: Tensor,
     beta: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     use_gate_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
     safe_gate: bool = False,
-    lower_bound: Optional[float] = None,
+    lower_bound: float | None = None,
     disable_recompute: bool = False,
     return_intermediate_states: bool = False,
     state_v_first: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
-    cu_seqlens_cpu: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
     cp_context: Any = None,
     use_graph: bool = False,
-    max_num_seqs: Optional[int] = None,
+    max_num_seqs: int | None = None,
     **kwargs: Any,
 ) -> _Result:
     """Kimi Delta Attention, g [B, T, HV, K] and beta [B, T, HV]; q and k may have fewer heads, H, than v.
@@ -601,12 +601,12 @@ def chunk_kda(
     _rest("chunk_kda", kwargs)
     _refuse(
         "chunk_kda", return_intermediate_states=return_intermediate_states, cp_context=cp_context, use_graph=use_graph, max_num_seqs=max_num_seqs
-    )  # fmt: skip
+    )
     return _run(
         "kda", q, k, v, log_decay=g, beta=_beta("chunk_kda", beta, use_beta_sigmoid_in_kernel, allow_neg_eigval), scale=scale,
         initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=_lengths("chunk_kda", cu_seqlens, cu_seqlens_cpu),
         l2norm=use_qk_l2norm_in_kernel, v_first=v_first, chunk=chunk,
-    )  # fmt: skip
+    )
 
 
 def fused_recurrent_kda(
@@ -615,18 +615,18 @@ def fused_recurrent_kda(
     v: Tensor,
     g: Tensor,
     beta: Tensor,
-    A_log: Optional[Tensor] = None,
-    dt_bias: Optional[Tensor] = None,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     use_gate_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
-    lower_bound: Optional[float] = None,
+    lower_bound: float | None = None,
     state_v_first: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
     **kwargs: Any,
 ) -> _Result:
     """As `chunk_kda`."""
@@ -637,7 +637,7 @@ def fused_recurrent_kda(
         "kda", q, k, v, log_decay=_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, channels=True),
         beta=_beta(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval), scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, cu_seqlens=cu_seqlens, l2norm=use_qk_l2norm_in_kernel, v_first=v_first,
-    )  # fmt: skip
+    )
 
 
 # ---- Rank one -------------------------------------------------------------------------------------------------------------------------------
@@ -650,16 +650,16 @@ def chunk_dplr_delta_rule(
     a: Tensor,
     b: Tensor,
     gk: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
-    cu_seqlens_cpu: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
     safe_gate: bool = False,
-    chunk_size: Optional[int] = None,
+    chunk_size: int | None = None,
     disable_recompute: bool = False,
     cp_context: Any = None,
-    lower_bound: Optional[float] = None,
+    lower_bound: float | None = None,
     **kwargs: Any,
 ) -> _Result:
     """Diagonal plus low rank: a, b and the log decay gk [B, T, H, K]; the state is read along a before its decay and written along b.
@@ -675,7 +675,7 @@ def chunk_dplr_delta_rule(
     return _run(
         "rwkv7", q, k, v, log_decay=gk, remove=a, write=b, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         cu_seqlens=_lengths(name, cu_seqlens, cu_seqlens_cpu), chunk=chunk_size,
-    )  # fmt: skip
+    )
 
 
 def fused_recurrent_dplr_delta_rule(
@@ -685,17 +685,17 @@ def fused_recurrent_dplr_delta_rule(
     a: Tensor,
     b: Tensor,
     gk: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     reverse: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
 ) -> _Result:
     """As `chunk_dplr_delta_rule`; `reverse` goes from the last token to the first."""
     return _run(
         "rwkv7", q, k, v, log_decay=gk, remove=a, write=b, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         cu_seqlens=cu_seqlens, reverse=reverse,
-    )  # fmt: skip
+    )
 
 
 def chunk_rwkv7(
@@ -705,22 +705,22 @@ def chunk_rwkv7(
     v: Tensor,
     a: Tensor,
     b: Tensor,
-    scale: Optional[float] = 1.0,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = 1.0,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
-    cu_seqlens_cpu: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
     safe_gate: bool = False,
-    chunk_size: Optional[int] = None,
+    chunk_size: int | None = None,
     disable_recompute: bool = False,
     cp_context: Any = None,
-    lower_bound: Optional[float] = None,
+    lower_bound: float | None = None,
 ) -> _Result:
     """RWKV-7: `chunk_dplr_delta_rule` with q = r and gk = w, the log decay. The scale is 1 by default."""
     return chunk_dplr_delta_rule(
         r, k, v, a, b, w, scale, initial_state, output_final_state, cu_seqlens, cu_seqlens_cpu, safe_gate, chunk_size, disable_recompute,
         cp_context, lower_bound,
-    )  # fmt: skip
+    )
 
 
 def fused_recurrent_rwkv7(
@@ -730,10 +730,10 @@ def fused_recurrent_rwkv7(
     v: Tensor,
     a: Tensor,
     b: Tensor,
-    scale: Optional[float] = None,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
     output_final_state: bool = True,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
 ) -> _Result:
     """As `chunk_rwkv7`, but as in fla the scale is 1 / sqrt(K) by default and the final state is returned."""
     return fused_recurrent_dplr_delta_rule(r, k, v, a, b, w, scale, initial_state, output_final_state, cu_seqlens=cu_seqlens)
@@ -746,11 +746,11 @@ def fused_mul_recurrent_rwkv7(
     v: Tensor,
     kk: Tensor,
     a: Tensor,
-    scale: Optional[float] = 1.0,
-    initial_state: Optional[Tensor] = None,
+    scale: float | None = 1.0,
+    initial_state: Tensor | None = None,
     output_final_state: bool = False,
     reverse: bool = False,
-    cu_seqlens: Optional[Tensor] = None,
+    cu_seqlens: Tensor | None = None,
 ) -> _Result:
     """RWKV-7 from kk and a: the state is read along -kk and written along kk a."""
     return fused_recurrent_dplr_delta_rule(r, k, v, -kk, kk * a, w, scale, initial_state, output_final_state, reverse, cu_seqlens)

@@ -7,7 +7,8 @@ straight to the library, because the dispatcher's way through Python costs more 
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,32 +36,14 @@ _gradient_op = torch.ops.tercet.gradient.default
 # ---- What the library computes --------------------------------------------------------------------------------------------------------------
 
 
-def _compute(tensors: Sequence[Optional[Tensor]], options: Sequence[Any], return_state: bool, return_saved: bool) -> Any:
-    q, k, v, log_decay, beta, remove, write, bonus, initial_state, initial_key_sum, offsets, valid = tensors
-    rule, form, chunk, scale, feature_map, eps, normalize, check_values, threads = options
-    return _core.attend(
-        q, k, v, rule=rule, log_decay=log_decay, beta=beta, remove=remove, write=write, bonus=bonus, form=form, chunk=chunk, scale=scale,
-        feature_map=feature_map, eps=eps, normalize=normalize, initial_state=initial_state, initial_key_sum=initial_key_sum, offsets=offsets,
-        valid=valid, return_state=return_state, return_saved=return_saved, check_values=check_values, threads=threads,
-    )  # fmt: skip
-
-
 def _compute_list(*args: Any) -> list[Tensor]:
-    results = _compute(args[:_COUNT], args[_COUNT:-2], args[-2], args[-1])
+    results = _core.attend(args[:_COUNT], (*args[_COUNT:-2], None), args[-2], args[-1], None, None, None)
     return list(results) if isinstance(results, tuple) else [results]
 
 
 def _compute_gradient(*args: Any) -> list[Tensor]:
-    q, k, v, log_decay, beta, remove, write, bonus, initial_state, initial_key_sum, offsets, valid = args[:_COUNT]
-    rule, form, chunk, scale, feature_map, eps, normalize, check_values, threads = args[_COUNT:-5]
-    grad_out, grad_final_state, grad_final_key_sum, saved, wanted = args[-5:]
-    gradients = _core.gradient(
-        q, k, v, rule=rule, log_decay=log_decay, beta=beta, remove=remove, write=write, bonus=bonus, form=form, chunk=chunk, scale=scale,
-        feature_map=feature_map, eps=eps, normalize=normalize, initial_state=initial_state, initial_key_sum=initial_key_sum, offsets=offsets,
-        valid=valid, grad_out=grad_out, grad_final_state=grad_final_state, grad_final_key_sum=grad_final_key_sum, saved=saved, wanted=wanted,
-        check_values=check_values, threads=threads,
-    )  # fmt: skip
-    return [getattr(gradients, name) for name in wanted]
+    gradients = _core.gradient(args[:_COUNT], (*args[_COUNT:-5], None), *args[-5:])
+    return [gradient for gradient in gradients[:-1] if gradient is not None]
 
 
 # CompositeExplicitAutograd, not CPU: a tensor of another device then reaches the library and is refused with its sentence.
@@ -109,7 +92,7 @@ class _Gradient(torch.autograd.Function):
     """The gradients where they are to be differentiated again: they can't be, and say so."""
 
     @staticmethod
-    def forward(ctx: Any, direct: bool, *args: Any) -> Tuple[Tensor, ...]:
+    def forward(ctx: Any, direct: bool, *args: Any) -> tuple[Tensor, ...]:
         return tuple(_gradients(direct, args))
 
     @staticmethod
@@ -121,28 +104,31 @@ class _Attend(torch.autograd.Function):
     # Not split into forward and setup_context: torch then binds the signature anew in each call, 30 us.
     @staticmethod
     def forward(
-        ctx: Any, direct: bool, options: Tuple[Any, ...], return_state: bool, return_saved: bool, *tensors: Optional[Tensor]
-    ) -> Tuple[Tensor, ...]:
+        ctx: Any, direct: bool, options: tuple[Any, ...], return_state: bool, return_saved: bool, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        saved = None
         if direct:
-            results = _compute(tensors, options, return_state, return_saved)
-            if not isinstance(results, tuple):
-                results = (results,)
+            results = _core.attend(tensors, (*options, None), return_state, return_saved, None, None, None)
+            results = results if isinstance(results, tuple) else (results,)
+            if return_saved:
+                *results, saved = results  # for the backward pass alone
+                results = tuple(results)
         else:
             with torch._C._AutoDispatchBelowAutograd():
                 results = tuple(_attend_op(*tensors, *options, return_state, return_saved))
-        if return_saved:
-            ctx.mark_non_differentiable(results[-1])
-        ctx.save_for_backward(*tensors, results[-1] if return_saved else None)
+            if return_saved:
+                saved = results[-1]
+                ctx.mark_non_differentiable(saved)
+        ctx.save_for_backward(*tensors, saved)
         ctx.set_materialize_grads(False)
         ctx.direct = direct
         ctx.options = options
-        ctx.outputs = len(results) - return_saved
         return results
 
     @staticmethod
-    def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[4:]
-        grads = grads[: ctx.outputs]
+        grads = (*grads, None, None)[:3]  # that of the saved states is None, too
         if all(grad is None for grad in grads):
             return (None,) * (4 + _COUNT)
         options = ctx.options
@@ -151,13 +137,17 @@ class _Attend(torch.autograd.Function):
         tensors = ctx.saved_tensors
         wanted = [name for name, need in zip(_DIFFERENTIABLE, needed) if need]
         direct = ctx.direct and _eager()
-        args = (*tensors[:-1], *options, *grads, *((None,) * (3 - len(grads))), tensors[-1], wanted)
+        args = (*tensors[:-1], *options, *grads, tensors[-1], wanted)
         found = iter(_Gradient.apply(direct, *args) if torch.is_grad_enabled() else _gradients(direct, args))
         return (None, None, None, None, *(next(found) if need else None for need in needed))
 
 
 def _requires_grad(tensors: Sequence[Any]) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def _attend_autograd(*args: Any) -> list[Tensor]:
@@ -180,7 +170,7 @@ _library.impl("gradient", _gradient_autograd, "Autograd")
 
 # ---- The call -------------------------------------------------------------------------------------------------------------------------------
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
 def _eager() -> bool:
@@ -193,7 +183,7 @@ def _eager() -> bool:
     )
 
 
-def _autocast(tensors: Tuple[Optional[Tensor], ...]) -> Tuple[Optional[Tensor], ...]:
+def _autocast(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     """What autocast makes of the inputs: q, k and v of its dtype, gates of that or f32, states of f32. f64 is left alone, as torch does."""
     if any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors):
         return tensors
@@ -210,25 +200,25 @@ def attend(
     v: Tensor,
     *,
     rule: str,
-    log_decay: Optional[Tensor] = None,
-    beta: Optional[Tensor] = None,
-    remove: Optional[Tensor] = None,
-    write: Optional[Tensor] = None,
-    bonus: Optional[Tensor] = None,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    remove: Tensor | None = None,
+    write: Tensor | None = None,
+    bonus: Tensor | None = None,
     form: str = "automatic",
-    chunk: Optional[int] = None,
-    scale: Optional[float] = None,
+    chunk: int | None = None,
+    scale: float | None = None,
     feature_map: str = "identity",
     eps: float = 1e-6,
     normalize: bool = False,
-    initial_state: Optional[Tensor] = None,
-    initial_key_sum: Optional[Tensor] = None,
-    offsets: Optional[Tensor] = None,
-    valid: Optional[Tensor] = None,
+    initial_state: Tensor | None = None,
+    initial_key_sum: Tensor | None = None,
+    offsets: Tensor | None = None,
+    valid: Tensor | None = None,
     return_state: bool = False,
     check_values: bool = True,
     threads: int = 0,
-) -> Union[Tensor, Tuple[Tensor, ...]]:
+) -> Tensor | tuple[Tensor, ...]:
     """Computes the layer of `tercet.attend`, differentiably.
 
     The inputs are those of `tercet.attend`, as CPU tensors: q [B, T, Hq, K], k [B, T, Hk, K], v [B, T, Hv, V], of f32, f64, bf16 or f16; gates and
@@ -245,33 +235,67 @@ def attend(
     if torch.is_autocast_enabled("cpu"):
         tensors = _autocast(tensors)
     options = (rule, form, chunk, scale, feature_map, eps, normalize, check_values, threads)
-    differentiate = plain = False
-    if torch.is_grad_enabled():
-        differentiate = any([tensor is not None and tensor.requires_grad for tensor in tensors])
+    plain = _eager() and _PLAIN.issuperset(map(type, tensors))
+    if not plain:
+        for name, tensor in zip(_TENSORS, tensors):
+            if not isinstance(tensor, (Tensor, type(None))):
+                raise TypeError(f"{name} is a {type(tensor).__name__} and must be a torch.Tensor")
+    differentiate = _requires_grad(tensors)
     keep = differentiate and form != "parallel"  # the parallel form keeps no states
-    if not torch.compiler.is_compiling() and _eager():
-        plain = all([tensor is None or type(tensor) in _PLAIN for tensor in tensors])
-    if plain and not differentiate:
-        return _compute(tensors, options, return_state, False)
     if plain:
+        if not differentiate:
+            return _core.attend(tensors, (*options, None), return_state, False, None, None, None)
         results = _Attend.apply(True, options, return_state, keep, *tensors)
-    else:
-        results = _attend_op(*tensors, *options, return_state, keep)
+        return results if return_state else results[0]
+    results = _attend_op(*tensors, *options, return_state, keep)
     if not return_state:
         return results[0]
     return tuple(results[:-1] if keep else results)
 
 
-def attend_in_place(q: Tensor, k: Tensor, v: Tensor, *, initial_state: Tensor, initial_key_sum: Optional[Tensor] = None, **options: Any) -> Any:
-    """`attend` without gradients, with the final state written over the initial one."""
-    if torch.compiler.is_compiling():
-        results = attend(q, k, v, initial_state=initial_state, initial_key_sum=initial_key_sum, **options)
+def attend_states(
+    in_place: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    rule: str,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    form: str = "automatic",
+    chunk: int | None = None,
+    feature_map: str = "identity",
+    eps: float = 1e-6,
+    normalize: bool = False,
+    initial_state: Tensor | None = None,
+    initial_key_sum: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """`attend` with return_state, for the layers. If `in_place`, the final state is written over the initial one, and there are no gradients."""
+    if in_place and not torch.compiler.is_compiling():
+        tensors = (q, k, v, log_decay, beta, None, None, None, initial_state, initial_key_sum, None, valid)
+        if torch.is_autocast_enabled("cpu"):
+            tensors = _autocast(tensors)
+        options = (rule, form, chunk, None, feature_map, eps, normalize, True, 0, None)
+        return _core.attend(tensors, options, True, False, None, initial_state, initial_key_sum)
+    results = attend(
+        q,
+        k,
+        v,
+        rule=rule,
+        log_decay=log_decay,
+        beta=beta,
+        form=form,
+        chunk=chunk,
+        feature_map=feature_map,
+        eps=eps,
+        normalize=normalize,
+        initial_state=initial_state,
+        initial_key_sum=initial_key_sum,
+        valid=valid,
+        return_state=True,
+    )
+    if in_place:
         for old, new in zip((initial_state, initial_key_sum), results[1:]):
             old.copy_(new)
-        return results
-    if torch.is_autocast_enabled("cpu"):
-        q, k, v = _autocast((q, k, v))
-    states = {"final_state": initial_state}
-    if initial_key_sum is not None:
-        states["final_key_sum"] = initial_key_sum
-    return _core.attend(q, k, v, initial_state=initial_state, initial_key_sum=initial_key_sum, **states, **options)
+    return results
