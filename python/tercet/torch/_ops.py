@@ -241,7 +241,8 @@ def attend(
             if not isinstance(tensor, (Tensor, type(None))):
                 raise TypeError(f"{name} is a {type(tensor).__name__} and must be a torch.Tensor")
     differentiate = _requires_grad(tensors)
-    keep = differentiate and form != "parallel"  # the parallel form keeps no states
+    # The parallel form keeps no states, and nor do fake tensors outside of a compiler: how many there are is not known without the library.
+    keep = differentiate and form != "parallel" and (plain or torch.compiler.is_compiling())
     if plain:
         if not differentiate:
             return _core.attend(tensors, (*options, None), return_state, False, None, None, None)
