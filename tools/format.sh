@@ -18,7 +18,7 @@ if [[ -z "$format" ]]; then
   exit 1
 fi
 
-mapfile -d '' -t sources < <(find cli examples include src tests \( -name '*.cc' -o -name '*.hpp' -o -name '*.h' \) -print0)
+mapfile -d '' -t sources < <(find cli examples include python src tests \( -name '*.cc' -o -name '*.hpp' -o -name '*.h' \) -print0)
 if [[ "${1:-}" == --check ]]; then
   "$format" --dry-run -Werror "${sources[@]}"
 else
