@@ -1,4 +1,4 @@
-# What an installation holds: the library, its header, the command, the licence, and how CMake and pkg-config find them.
+# What an installation holds: the library, its headers, the command, the licence, and how CMake and pkg-config find them.
 # Everything is found relative to itself, so that an installed tree may be moved.
 
 # Hidden visibility leaves std:: templates visible, as libstdc++ marks them so; the linker keeps them in.
@@ -23,7 +23,7 @@ file(RELATIVE_PATH include_from_pkgconfig ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig
 configure_file(cmake/tercet.pc.in ${PROJECT_BINARY_DIR}/tercet.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/tercet.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-install(FILES include/tercet/tercet.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tercet)
+install(FILES include/tercet/tercet.hpp include/tercet/tercet.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tercet)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(TERCET_BUILD_CLI)
   install(TARGETS tercet_cli)
