@@ -14,10 +14,16 @@ configure_package_config_file(cmake/tercetConfig.cmake.in ${PROJECT_BINARY_DIR}/
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/tercetConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/tercetConfig.cmake ${PROJECT_BINARY_DIR}/tercetConfigVersion.cmake DESTINATION ${package_dir})
 
-# A static library leaves Highway and oneTBB to whoever links it.
+# A static library leaves Highway, oneTBB and the C++ runtime to whoever links it, who may be C's linker.
 set(pkgconfig_requires "")
+set(pkgconfig_runtime "")
 if(NOT BUILD_SHARED_LIBS)
   set(pkgconfig_requires "libhwy, tbb")
+  foreach(library IN LISTS CMAKE_CXX_IMPLICIT_LINK_LIBRARIES)
+    if(library MATCHES "^(stdc\\+\\+|c\\+\\+|c\\+\\+abi|m)$")
+      string(APPEND pkgconfig_runtime " -l${library}")
+    endif()
+  endforeach()
 endif()
 file(RELATIVE_PATH include_from_pkgconfig ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_FULL_INCLUDEDIR})
 configure_file(cmake/tercet.pc.in ${PROJECT_BINARY_DIR}/tercet.pc @ONLY)
