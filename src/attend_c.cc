@@ -2,13 +2,15 @@
 // and numbers that no enumeration can hold nothing is checked here. Exceptions end here.
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
+#include <type_traits>
 #include <vector>
 
 #include "tercet/tercet.h"

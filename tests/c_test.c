@@ -336,12 +336,12 @@ static void TestOptions(void) {
   REFUSED(call.options.rule = TERCET_RULE_RETENTION, TERCET_ERROR_MISSING_INPUT, "log_decay was not given and retention needs it as [H]");
   REFUSED(memset(&call.inputs.q, 0, sizeof(call.inputs.q)), TERCET_ERROR_MISSING_INPUT, "q was not given and linear needs it as [B, T, H, K]");
   REFUSED(call.inputs.beta = call.inputs.q, TERCET_ERROR_UNEXPECTED_INPUT, "beta was given and linear takes none");
-  REFUSED(call.inputs.q.shape[1] = 5, TERCET_ERROR_SHAPE, "k has shape [1, 6, 1, 1] and must have the batch and tokens of q, [1, 5, ...]");
+  REFUSED(call.inputs.q.shape[1] = 5, TERCET_ERROR_SHAPE, "k has shape [1, 6, 1, 1] and must be [B, T, H, K] = [1, 5, 1, 1]");
   REFUSED(call.inputs.q.dtype = TERCET_DTYPE_F64, TERCET_ERROR_DTYPE, "k is f32 and must be f64, the dtype of q");
   REFUSED(call.inputs.k.data = NULL, TERCET_ERROR_NULL_DATA, "k has no data and must point to its 6 elements");
   REFUSED(call.outputs.out.data = (float*)kQ, TERCET_ERROR_OVERLAP, "out shares memory with q and must be apart from it");
   REFUSED(call.options.form = TERCET_FORM_PARALLEL; call.options.table_limit = 1, TERCET_ERROR_TABLE_LIMIT,
-                                                    "table_limit is 1 bytes and must be at least 288 for the parallel form's table of 6 x 6; the "
+                                                    "table_limit is 1 bytes and must be at least 144 for the parallel form's table of 6 x 6; the "
                                                     "chunkwise form computes the same with a small one");
 
   // What no enumeration of the library can hold.
@@ -608,7 +608,7 @@ static void TestNames(void) {
     CHECK(info != NULL && info->rule == i);
     if (info == NULL) continue;
     CHECK_TEXT(info->name, kRules[i]);
-    CHECK(strncmp(info->equation, "S_t = ", 6) == 0);
+    CHECK(strstr(info->equation, "S_t") != NULL);
     CHECK(info == tercet_info(i));
     CHECK(info->takes_beta == (i == TERCET_RULE_DELTA || i == TERCET_RULE_GATED_DELTA || i == TERCET_RULE_KDA));
     CHECK(info->takes_remove_and_write == (i == TERCET_RULE_RWKV7));
