@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/allocations.hpp"
@@ -192,6 +194,27 @@ TEST(CFace, AsksForNoMemory) {
     EXPECT_EQ(largest_block, 0u);
     EXPECT_EQ(code, TERCET_OK);
   }
+}
+
+// A function of C++ may be handed to C, and throw.
+TEST(CFace, StopsAnExceptionOfTheExecutor) {
+  RandomSpec spec;  // work enough for a second thread
+  spec.tokens = 80;
+  spec.key_dim = 65;
+  spec.value_dim = 257;
+  const OwnedInputs owned = RandomInputs(spec);
+  Results results = Room({}, owned.view());
+  tercet_executor executor{};
+  executor.struct_size = sizeof(executor);
+  executor.concurrency = 2;
+  executor.parallel_for = [](void*, int64_t, tercet_work*) { throw std::runtime_error("no"); };
+  tercet_options options = C(Options());
+  options.executor = &executor;
+  const tercet_inputs inputs = C(owned.view());
+  const tercet_outputs outputs = C(results.view());
+  tercet_message message;
+  EXPECT_EQ(tercet_attend(&options, &inputs, &outputs, &message), TERCET_ERROR_INTERNAL);
+  EXPECT_STREQ(message.text, "the executor threw an exception, so the outputs are not complete");
 }
 
 // Wherever memory ends, a sentence comes back in the caller's own.
