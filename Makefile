@@ -28,8 +28,9 @@ test-peers:
 wheel:
 	tools/setup.sh build python
 	tools/venv.sh $(PYTHON_TESTS) tools/wheel-requirements.txt
+	rm -rf build/wheel
 	build/venv/bin/python -m pip wheel -q --no-deps --wheel-dir build/wheel .
-	build/venv/bin/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	PATH="$(CURDIR)/build/venv/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 test-asan test-tsan: test-%:
 	tools/setup.sh build test ci
