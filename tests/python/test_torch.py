@@ -252,7 +252,7 @@ def test_opcheck(rule):
         call = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in call.items()}
         out, *states, saved = torch.ops.tercet.attend(*positional(call, True, True))
         grads = [torch.randn_like(result) for result in (out, *states)] + [None] * (2 - len(states))
-        wanted = names or ["q", "v"]
+        wanted = names[::-1]
         torch.library.opcheck(torch.ops.tercet.gradient.default, (*positional(call)[:-2], *grads, saved, wanted))
 
 

@@ -75,7 +75,7 @@ def _attend_fake(*args: Any) -> list[Tensor]:
 @torch.library.register_fake("tercet::gradient", lib=_library)
 def _gradient_fake(*args: Any) -> list[Tensor]:
     inputs = dict(zip(_TENSORS, args))
-    return [torch.empty_like(inputs[name], memory_format=torch.contiguous_format) for name in args[-1]]
+    return [torch.empty_like(inputs[name], memory_format=torch.contiguous_format) for name in _DIFFERENTIABLE if name in args[-1]]
 
 
 # ---- Autograd -------------------------------------------------------------------------------------------------------------------------------
