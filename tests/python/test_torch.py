@@ -169,6 +169,17 @@ def test_no_second_derivatives():
         found.sum().backward()
 
 
+def test_no_forward_mode():
+    """It is refused, not taken for a call without derivatives."""
+    call = call_of("linear", grad=False)
+    for function in (attend, tercet.attend, lambda **call: torch.ops.tercet.attend(*positional(call))):
+        with torch.autograd.forward_ad.dual_level():
+            function(**call)
+            dual = torch.autograd.forward_ad.make_dual(call["q"], torch.ones_like(call["q"]))
+            with pytest.raises(NotImplementedError, match="forward mode"):
+                function(**{**call, "q": dual})
+
+
 # ---- What torch does to graphs --------------------------------------------------------------------------------------------------------------
 
 

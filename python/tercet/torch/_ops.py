@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tercet import _core
 
@@ -143,6 +144,9 @@ class _Attend(torch.autograd.Function):
 
 
 def _requires_grad(tensors: Sequence[Any]) -> bool:
+    """Whether autograd has to know. In forward mode tensors do not say that they carry a derivative; autograd refuses those that do."""
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        return True
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
