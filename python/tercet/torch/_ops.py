@@ -198,6 +198,23 @@ def _autocast(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     return (*qkv, *gates, *states, *tensors[10:])
 
 
+# Of rules whose update reads the state: what is computed again then is a solved system a chunk. For the others keeping states costs what it saves.
+_READS = frozenset(name for name, _, _, _, takes_beta, takes_remove_and_write, *_ in _core.rules() if takes_beta or takes_remove_and_write)
+_KEPT_BYTES = 32 << 20  # kept states are written to memory and read again; past this size that takes as long as computing them
+
+
+def _keeps(rule: str, form: str, chunk: int | None, q: Tensor | None, v: Tensor | None) -> bool:
+    """Whether the forward pass should keep states for the backward pass: where that is faster (docs/torch.md)."""
+    if rule not in _READS or form not in ("automatic", "chunkwise"):
+        return False
+    if q is None or v is None or q.dim() != 4 or v.dim() != 4:
+        return False  # the library refuses them
+    if torch.compiler.is_compiling():
+        return True  # sizes may be symbols, and a question about them a guard
+    batch, tokens, heads, key_dim = q.shape
+    return batch * tokens * max(heads, v.shape[2]) * key_dim * v.shape[3] * 4 <= _KEPT_BYTES * max(chunk or 32, 1)
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -227,8 +244,8 @@ def attend(
 
     The inputs are those of `tercet.attend`, as CPU tensors: q [B, T, Hq, K], k [B, T, Hk, K], v [B, T, Hv, V], of f32, f64, bf16 or f16; gates and
     states as the rule takes them. Gradients flow to every floating tensor that requires them, once: a second derivative raises
-    NotImplementedError. `scale` is a number and gets no gradient. The backward pass starts from states that the forward pass keeps, one for
-    every chunk of tokens; form="parallel" keeps none and computes them again.
+    NotImplementedError. `scale` is a number and gets no gradient. The backward pass starts from states that the forward pass keeps, or
+    computes them again where that is as fast.
 
     Under autocast q, k and v are taken in autocast's dtype; gates may stay f32 and states are f32.
 
@@ -245,8 +262,8 @@ def attend(
             if not isinstance(tensor, (Tensor, type(None))):
                 raise TypeError(f"{name} is a {type(tensor).__name__} and must be a torch.Tensor")
     differentiate = _requires_grad(tensors)
-    # The parallel form keeps no states, and nor do fake tensors outside of a compiler: how many there are is not known without the library.
-    keep = differentiate and form != "parallel" and (plain or torch.compiler.is_compiling())
+    # Fake tensors outside of a compiler keep no states: how many there are is not known without the library.
+    keep = differentiate and (plain or torch.compiler.is_compiling()) and _keeps(rule, form, chunk, q, v)
     if plain:
         if not differentiate:
             return _core.attend(tensors, (*options, None), return_state, False, None, None, None)
