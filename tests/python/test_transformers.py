@@ -1,7 +1,11 @@
 """Models of transformers through Tercet: the same numbers as through the fallbacks, and everything as it was afterwards."""
 
 import importlib
+import importlib.util
 import os
+import sys
+import types
+from concurrent.futures import ThreadPoolExecutor
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -18,8 +22,8 @@ VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 TOKENS = dict(vocab_size=97, pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.1)
 BODY = dict(TOKENS, hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2)
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32)
-DELTA = dict(BODY, num_hidden_layers=2, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=24,
-             layer_types=["linear_attention", "full_attention"])
+DELTA = dict(BODY, num_hidden_layers=2, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+             linear_value_head_dim=24, layer_types=["linear_attention", "full_attention"])
 KDA = dict(DELTA, num_key_value_heads=4, linear_head_dim=16, linear_num_heads=4, num_experts_per_tok=2, moe_intermediate_size=32, kv_lora_rank=16,
            qk_nope_head_dim=16, v_head_dim=16)
 QSA = dict(indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16, indexer_budget=64, indexer_compress_ratio=4, hc_count=2, hc_lowrank=16)
@@ -38,7 +42,8 @@ CONFIGS = {
     "mamba2": dict(TOKENS, hidden_size=64, num_hidden_layers=2, num_heads=8, head_dim=16, state_size=24, n_groups=2, chunk_size=16, expand=2),
     "bamba": dict(HYBRID, attn_layer_indices=[1]),
     "falcon_h1": dict(HYBRID, head_dim=16, mamba_d_ssm=128),
-    "granitemoehybrid": dict(HYBRID, shared_intermediate_size=64, num_local_experts=2, num_experts_per_tok=1, layer_types=["mamba", "attention", "mamba"]),
+    "granitemoehybrid": dict(HYBRID, shared_intermediate_size=64, num_local_experts=2, num_experts_per_tok=1,
+                             layer_types=["mamba", "attention", "mamba"]),
     "zamba2": dict(BODY, num_hidden_layers=3, mamba_d_state=24, mamba_expand=2, mamba_ngroups=2, n_mamba_heads=8, chunk_size=16, num_mem_blocks=1,
                    layers_block_type=["mamba", "hybrid", "mamba"]),
     "nemotron_h": dict(BODY, num_hidden_layers=3, mamba_num_heads=8, mamba_head_dim=16, n_groups=2, ssm_state_size=24, chunk_size=16,
@@ -146,9 +151,10 @@ def test_many_chunks(family):
 
 
 # The sizes of real layers: 4 layers, heads of 128 channels.
+LAYERS = dict(num_hidden_layers=4, layer_types=["linear_attention"] * 3 + ["full_attention"])
 WIDE = {
-    "qwen3_next": dict(num_hidden_layers=4, linear_key_head_dim=128, linear_value_head_dim=128, layer_types=["linear_attention"] * 3 + ["full_attention"]),
-    "kimi_linear": dict(num_hidden_layers=4, linear_head_dim=128, layer_types=["linear_attention"] * 3 + ["full_attention"]),
+    "qwen3_next": dict(LAYERS, linear_key_head_dim=128, linear_value_head_dim=128),
+    "kimi_linear": dict(LAYERS, linear_head_dim=128),
     "mamba2": dict(num_hidden_layers=4, hidden_size=256, num_heads=4, head_dim=128, state_size=128, n_groups=1, chunk_size=64),
 }
 
@@ -188,7 +194,7 @@ def test_training(family):
         close(found_gradients[name], gradient)
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "bamba", "zamba2"])
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "mamba2", "bamba", "zamba2"])
 def test_a_cached_prefix(family):
     """A prompt in two pieces, then tokens one by one: what the fallback makes of it, in its version, whatever that is."""
     model = build(family)
@@ -206,7 +212,7 @@ def test_a_cached_prefix(family):
                 continue  # the layers of that version take one token after a prefix
             state = {name: value() if callable(value) else value for name, value in begin.items()}
             if out is not None:
-                key = next(key for key in ("cache_params", "past_key_values", "cache") if out.get(key) is not None)
+                key = next(key for key in ("cache", "cache_params", "past_key_values") if out.get(key) is not None)
                 state = {key: out[key], "use_cache": True}
             if VERSION < (5, 6):
                 state["cache_position"] = torch.arange(first, last)
@@ -277,8 +283,6 @@ def test_enable_nests_and_repeats():
 
 def test_threads():
     """Others enter and leave meanwhile; every answer is right, and at the end everything is as it was."""
-    from concurrent.futures import ThreadPoolExecutor
-
     model, before = build("qwen3_next"), everything()
     inputs = prompt(model)
     expected = answer(model, **inputs)
@@ -372,8 +376,8 @@ def test_grouped_heads_are_not_copied(monkeypatch):
     _, gates = tensors(tokens=30)
     repeated = [x.repeat_interleave(2, dim=2) for x in (q, k)]
     expected, _ = original(*repeated, v, **gates, use_qk_l2norm_in_kernel=True)
-    seen, attend = [], served.tercet.attend
-    monkeypatch.setattr(served.tercet, "attend", lambda *given, **options: (seen.append(given), attend(*given, **options))[1])
+    seen, attend = [], served._attend
+    monkeypatch.setattr(served, "_attend", lambda *given: (seen.append(given[1:4]), attend(*given))[1])
     with served.enable():
         found, _ = current()(q, k, v, **gates, use_qk_l2norm_in_kernel=True)
     close(found, expected, 2e-5)
@@ -408,8 +412,8 @@ def test_packed_models(family, said, training):
     lengths = torch.tensor(CUTS).diff()
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     expected = torch.cat([answer(model, input_ids=piece, use_cache=False) for piece in ids.split(lengths.tolist(), dim=1)], 1)
-    told = torch.tensor(CUTS, dtype=torch.int32) if said == "cu_seq_lens_q" else torch.repeat_interleave(torch.arange(4, dtype=torch.int32), lengths)[None]
-    packed = dict(input_ids=ids, use_cache=False, **{said: told}, **({} if family == "mamba2" else dict(position_ids=positions)))
+    told = dict(cu_seq_lens_q=torch.tensor(CUTS, dtype=torch.int32), seq_idx=torch.repeat_interleave(torch.arange(4), lengths)[None].int())
+    packed = dict(input_ids=ids, use_cache=False, **{said: told[said]}, **({} if family == "mamba2" else dict(position_ids=positions)))
     with served.enable() as report:
         close(answer(model, **packed), expected)
         assert not report.left
@@ -427,7 +431,8 @@ def test_the_state_is_updated_in_place(dtype):
     def normal(*shape):
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    state, x, dt, D, bias = normal(2, 4, 8, 24), normal(2, 4, 8), normal(2, 4, 1).expand(-1, -1, 8), normal(4, 1).expand(-1, 8), normal(4, 1).expand(-1, 8)
+    state, x, dt = normal(2, 4, 8, 24), normal(2, 4, 8), normal(2, 4, 1).expand(-1, -1, 8)
+    D, bias = (normal(4, 1).expand(-1, 8) for _ in range(2))
     A, B, C = (-normal(4).float().abs())[:, None, None].expand(-1, 8, 24), normal(2, 2, 24), normal(2, 2, 24)
     before = state.clone()
     expected = module.mamba2_selective_state_update(state, x, dt, A, B, C, D, dt_bias=bias, dt_softplus=True)
@@ -456,8 +461,6 @@ def test_the_report():
 
 def test_a_model_of_another_make(monkeypatch):
     """A file that only looks like ours is found, named and left alone."""
-    import types
-
     module = types.ModuleType("modeling_other")
 
     def torch_chunk_gated_delta_rule(q, k, v, gate):
@@ -469,7 +472,7 @@ def test_a_model_of_another_make(monkeypatch):
 
     OtherMixer.__module__ = "modeling_other"
     module.torch_chunk_gated_delta_rule, module.OtherMixer = torch_chunk_gated_delta_rule, OtherMixer
-    monkeypatch.setitem(__import__("sys").modules, "modeling_other", module)
+    monkeypatch.setitem(sys.modules, "modeling_other", module)
     before, method = dict(vars(module)), OtherMixer.torch_forward
     report = served.enable(OtherMixer())
     assert same(vars(module), before) and OtherMixer.torch_forward is method and not report.patched
