@@ -162,9 +162,13 @@ def _delta(rule, l2norm, query, key, value, g, beta, initial_state, output_final
         g = g.float()
     if beta.dtype != query.dtype:
         beta = beta.float()
+    place = None
     if initial_state is not None:
+        # The buffer of a cache, which would copy the new state into it as soon as it gets it; caches mark theirs for torch.compile.
+        if output_final_state and not grad and initial_state.dtype == torch.float32 and hasattr(initial_state, "_dynamo_static_input_type"):
+            place = initial_state
         initial_state = initial_state.float()
-    out = _attend(grad, query, key, value, rule, g, beta, None, feature_map, initial_state, offsets, output_final_state)
+    out = _attend(grad, query, key, value, rule, g, beta, None, feature_map, initial_state, offsets, output_final_state, place)
     out, state = out if output_final_state else (out, None)
     return (out if batch is None else out.view(batch, -1, *out.shape[2:])), state
 
@@ -186,7 +190,7 @@ def _delta_recurrent(rule, l2norm):
 # ---- Mamba-2 ----------------------------------------------------------------------------------------------------------------------------------
 
 
-def _ssd(grad, x, dt, A, B, C, D, state, return_state, offsets, final_state=None):
+def _ssd(grad, x, dt, A, B, C, D, state, return_state, offsets):
     """Mamba-2 over a sequence: simple_gla of q = C, k = B, v = dt x, log_decay = dt A and scale 1, in f32.
 
     x: [B, T, H, P]; dt: [B, T, H], after softplus; A, D: [H], D may be None; B, C: [B, T, G, N]; state: [B, H, P, N] or None. Returns out
@@ -196,7 +200,7 @@ def _ssd(grad, x, dt, A, B, C, D, state, return_state, offsets, final_state=None
     if state is not None:
         state = state.float().transpose(-1, -2)
     out = _attend(grad, C.float(), B.float(), x * dt.unsqueeze(-1), "simple_gla", dt * A.float(), None, 1.0, "identity", state, offsets,
-                  return_state, final_state)
+                  return_state)
     out, state = (out[0], out[1].transpose(-1, -2)) if return_state else (out, None)
     if D is not None:
         D = D.float().unsqueeze(-1)
@@ -206,12 +210,15 @@ def _ssd(grad, x, dt, A, B, C, D, state, return_state, offsets, final_state=None
 
 def _ssd_step(grad, state, x, dt, A, B, C, D):
     """One token of it: out [B, H, P] in f32, and state [B, H, P, N] updated in place. x: [B, H, P]; dt: [B, H]; A, D: [H]; B, C: [B, G, N]."""
-    in_place = state.dtype == torch.float32 and not grad and not torch.compiler.is_compiling()
-    x, dt, B, C = x.unsqueeze(1), dt.unsqueeze(1), B.unsqueeze(1), C.unsqueeze(1)
-    out, new = _ssd(grad, x, dt, A, B, C, D, state, True, None, state.transpose(-1, -2) if in_place else None)
-    if not in_place:
+    if grad or torch.compiler.is_compiling() or state.dtype != torch.float32:
+        out, new = _ssd(grad, x.unsqueeze(1), dt.unsqueeze(1), A, B.unsqueeze(1), C.unsqueeze(1), D, state, True, None)
         state.copy_(new)
-    return out.squeeze(1)
+        return out.squeeze(1)
+    x, dt, state = x.float(), dt.float(), state.transpose(-1, -2)
+    v, decay = (x * dt.unsqueeze(-1)).unsqueeze(1), (dt * A.float()).unsqueeze(1)
+    out = _attend(False, C.float().unsqueeze(1), B.float().unsqueeze(1), v, "simple_gla", decay, None, 1.0, "identity", state, None, True, state)
+    out = out[0].squeeze(1)
+    return out if D is None else out.addcmul_(x, D.float().unsqueeze(-1))
 
 
 def _check_ssd(*tensors):

@@ -44,7 +44,7 @@ CONFIGS = {
     "falcon_h1": dict(HYBRID, head_dim=16, mamba_d_ssm=128),
     "granitemoehybrid": dict(HYBRID, shared_intermediate_size=64, num_local_experts=2, num_experts_per_tok=1,
                              layer_types=["mamba", "attention", "mamba"]),
-    "zamba2": dict(BODY, num_hidden_layers=3, mamba_d_state=24, mamba_expand=2, mamba_ngroups=2, n_mamba_heads=8, chunk_size=16, num_mem_blocks=1,
+    "zamba2": dict(BODY, num_hidden_layers=3, mamba_d_state=24, mamba_expand=2, mamba_ngroups=2, n_mamba_heads=8, chunk_size=16, use_mem_rope=True,
                    layers_block_type=["mamba", "hybrid", "mamba"]),
     "nemotron_h": dict(BODY, num_hidden_layers=3, mamba_num_heads=8, mamba_head_dim=16, n_groups=2, ssm_state_size=24, chunk_size=16,
                        layers_block_type=["mamba", "attention", "mamba"]),
@@ -199,17 +199,17 @@ def test_a_cached_prefix(family):
     """A prompt in two pieces, then tokens one by one: what the fallback makes of it, in its version, whatever that is."""
     model = build(family)
     ids = prompt(model)["input_ids"]
+    # Layers before 5.14 take one token after a prefix, and those that are faulty add up several wrongly.
+    pieces = (0, 20, 21, 22) if VERSION < (5, 14) or family in FAULTY else (0, 20, 30, 31, 32)
     begin = dict(use_cache=True)
-    if VERSION < (5, 0) and family in ("bamba", "zamba2"):
+    if VERSION < (5, 6) and family in ("bamba", "zamba2"):
         name = "HybridMambaAttentionDynamicCache" if family == "bamba" else "Zamba2HybridDynamicCache"
         cache = getattr(modeling(family), name)
         begin = dict(past_key_values=lambda: cache(model.config, 2, dtype=torch.float32), use_cache=True)
 
     def run():
         out, logits = None, []
-        for first, last in ((0, 20), (20, 30), (30, 31), (31, 32)):
-            if VERSION < (5, 0) and last == 30:
-                continue  # the layers of that version take one token after a prefix
+        for first, last in zip(pieces, pieces[1:], strict=False):
             state = {name: value() if callable(value) else value for name, value in begin.items()}
             if out is not None:
                 key = next(key for key in ("cache", "cache_params", "past_key_values") if out.get(key) is not None)
@@ -407,6 +407,8 @@ def test_packed_models(family, said, training):
     """Packed sequences answer as each does by itself; the fallback refuses them."""
     if said == "cu_seq_lens_q" and family in ("kimi_linear", "mamba2"):
         pytest.skip("these layers are told by seq_idx")
+    if VERSION < (5, 16) and family == "mamba2":
+        pytest.skip("the model does not tell its layers")
     model = build(family).train(training).base_model
     ids = torch.randint(6, 97, (1, CUTS[-1]), generator=torch.Generator().manual_seed(5))
     lengths = torch.tensor(CUTS).diff()
