@@ -14,6 +14,8 @@ method gets one statement more, before the two branches that it would choose fro
 Not handled: Mamba-1, RWKV-4, RG-LRU and MiniMax's lightning attention, which the report names where it finds them.
 """
 
+from __future__ import annotations
+
 import ast
 import collections
 import dis
@@ -23,6 +25,8 @@ import importlib.util
 import inspect
 import textwrap
 import threading
+import types
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -67,49 +71,64 @@ class _Refused(Exception):
     """Why a call goes to the original."""
 
 
-def _check(*tensors):
-    """Raises _Refused unless each tensor is None or a plain one in the CPU's memory. Returns whether autograd has to see the call."""
-    grad = False
+# How a call is computed: at once, at once with autograd, or by the operator that torch.compile sees.
+_PLAIN, _RECORDED, _COMPILED = range(3)
+
+
+def _check(*tensors: torch.Tensor | None) -> int:
+    """How to compute a call of these tensors, or Nones, the first of them on the CPU; _Refused where it can't be. The library refuses the rest."""
+    if not tensors[0].is_cpu:
+        raise _Refused(f"a tensor is on {tensors[0].device.type}")
+    if torch.compiler.is_compiling():
+        if torch.compiler.is_exporting():
+            raise _Refused("the call is exported")
+        return _COMPILED
+    if torch.jit.is_tracing():
+        raise _Refused("the call is traced")
+    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
+        raise _Refused("forward mode is not there")
+    recording = torch.is_grad_enabled()
+    way = _PLAIN
     for tensor in tensors:
         if tensor is None:
             continue
         if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
             raise _Refused(f"a {type(tensor).__name__} is not a plain tensor")
-        if not tensor.is_cpu:
-            raise _Refused(f"a tensor is on {tensor.device.type}")
-        if tensor.layout is not torch.strided:
-            raise _Refused("a tensor is not strided")
-        grad = grad or tensor.requires_grad
-    if tensors[0].numel() == 0:
-        raise _Refused("there is nothing to compute")
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():
-        raise _Refused("the call is traced or exported")
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        if recording and tensor.requires_grad:
+            way = _RECORDED
+    if way is _RECORDED and torch._C._functorch.peek_interpreter_stack() is not None:
         raise _Refused("the call is transformed by torch.func")
-    return grad and torch.is_grad_enabled()
+    return way
 
 
-def _check_options(options):
-    for name in _FOREIGN.intersection(options):
-        if options[name] is not None and options[name] is not False:
-            raise _Refused(f"{name} is an argument that only GPU kernels take")
+def _check_options(options: dict) -> None:
+    if not _FOREIGN.isdisjoint(options):
+        for name in sorted(_FOREIGN.intersection(options)):
+            if options[name] is not None and options[name] is not False:
+                raise _Refused(f"{name} is an argument that only GPU kernels take")
 
 
-def _attend(grad, q, k, v, rule, log_decay, beta, scale, feature_map, state, offsets, return_state, final_state=None):
-    """`tercet.attend`, with autograd where `grad` says so or torch.compile looks on. Values are not checked: to the fallbacks, too, NaN is data."""
-    if not grad and not torch.compiler.is_compiling():
+def _attend(way, q, k, v, rule, log_decay, beta, scale, feature_map, state, offsets, return_state, final_state=None):
+    """`tercet.attend`. Values are not checked: to the fallbacks, too, NaN is data. `final_state` is for the plain way."""
+    if way is _PLAIN:
         inputs = (q, k, v, log_decay, beta, None, None, None, state, None, offsets, None)
         options = (rule, "automatic", None, scale, feature_map, 1e-6, False, False, torch.get_num_threads(), None)
-        return _core.attend(inputs, options, return_state, False, None, final_state, None)
+        out = _core.attend(inputs, options, return_state, False, None, final_state, None)
+        _calls[None] += 1
+        return out
     try:
         from tercet.torch import attend
     except ImportError:
         raise _Refused("tercet.torch, which has the gradients, is not there") from None
-    return attend(q, k, v, rule=rule, log_decay=log_decay, beta=beta, scale=scale, feature_map=feature_map, initial_state=state, offsets=offsets,
-                  return_state=return_state, check_values=False)
+    with torch.autocast("cpu", enabled=False):  # the fallbacks, too, cast by themselves
+        out = attend(q, k, v, rule=rule, log_decay=log_decay, beta=beta, scale=scale, feature_map=feature_map, initial_state=state,
+                     offsets=offsets, return_state=return_state, check_values=False)
+    if way is _RECORDED:
+        _calls[None] += 1
+    return out
 
 
-def _offsets(options, names=("cu_seqlens",)):
+def _offsets(options: dict, names: tuple[str, ...] = ("cu_seqlens",)) -> torch.Tensor | None:
     """Where packed sequences begin, [N + 1], or None: cu_seqlens, or seq_idx [B, T], which numbers the sequence of each token."""
     for name in names:
         if options.get(name) is not None:
@@ -123,9 +142,9 @@ def _offsets(options, names=("cu_seqlens",)):
     return torch.cat([starts.flatten().nonzero().flatten(), ends])
 
 
-def _one_row(tensor):
+def _one_row(tensor: torch.Tensor) -> torch.Tensor:
     """[B, T, ...] as [1, B T, ...]: packed rows of a batch are packed sequences of one row."""
-    return tensor if tensor is None or tensor.shape[0] == 1 else tensor.flatten(0, 1).unsqueeze(0)
+    return tensor if tensor.shape[0] == 1 else tensor.flatten(0, 1).unsqueeze(0)
 
 
 # ---- Gated delta and KDA ----------------------------------------------------------------------------------------------------------------------
@@ -139,11 +158,11 @@ def _delta(rule, l2norm, query, key, value, g, beta, initial_state, output_final
     dtype of query, and None where that is done in f32.
     """
     _check_options(options)
-    grad = _check(query, key, value, g, beta, initial_state)
+    way = _check(query, key, value, g, beta, initial_state)
     if query.dtype not in _DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
         raise _Refused(f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}")
-    if query.dim() != 4 or query.shape != key.shape:
-        raise _Refused("query and key differ in shape")
+    if query.shape != key.shape or query.numel() == 0:
+        raise _Refused("query and key differ in shape or are empty")
     offsets = _offsets(options)
     if offsets is not None and query.shape[0] > 1:
         if options.get("cu_seqlens") is not None or initial_state is not None or output_final_state:
@@ -165,10 +184,10 @@ def _delta(rule, l2norm, query, key, value, g, beta, initial_state, output_final
     place = None
     if initial_state is not None:
         # The buffer of a cache, which would copy the new state into it as soon as it gets it; caches mark theirs for torch.compile.
-        if output_final_state and not grad and initial_state.dtype == torch.float32 and hasattr(initial_state, "_dynamo_static_input_type"):
+        if output_final_state and way is _PLAIN and initial_state.dtype == torch.float32 and hasattr(initial_state, "_dynamo_static_input_type"):
             place = initial_state
         initial_state = initial_state.float()
-    out = _attend(grad, query, key, value, rule, g, beta, None, feature_map, initial_state, offsets, output_final_state, place)
+    out = _attend(way, query, key, value, rule, g, beta, None, feature_map, initial_state, offsets, output_final_state, place)
     out, state = out if output_final_state else (out, None)
     return (out if batch is None else out.view(batch, -1, *out.shape[2:])), state
 
@@ -190,7 +209,7 @@ def _delta_recurrent(rule, l2norm):
 # ---- Mamba-2 ----------------------------------------------------------------------------------------------------------------------------------
 
 
-def _ssd(grad, x, dt, A, B, C, D, state, return_state, offsets):
+def _ssd(way, x, dt, A, B, C, D, state, return_state, offsets):
     """Mamba-2 over a sequence: simple_gla of q = C, k = B, v = dt x, log_decay = dt A and scale 1, in f32.
 
     x: [B, T, H, P]; dt: [B, T, H], after softplus; A, D: [H], D may be None; B, C: [B, T, G, N]; state: [B, H, P, N] or None. Returns out
@@ -199,42 +218,35 @@ def _ssd(grad, x, dt, A, B, C, D, state, return_state, offsets):
     x, dt = x.float(), dt.float()
     if state is not None:
         state = state.float().transpose(-1, -2)
-    out = _attend(grad, C.float(), B.float(), x * dt.unsqueeze(-1), "simple_gla", dt * A.float(), None, 1.0, "identity", state, offsets,
+    out = _attend(way, C.float(), B.float(), x * dt.unsqueeze(-1), "simple_gla", dt * A.float(), None, 1.0, "identity", state, offsets,
                   return_state)
     out, state = (out[0], out[1].transpose(-1, -2)) if return_state else (out, None)
     if D is not None:
         D = D.float().unsqueeze(-1)
-        out = out + x * D if grad or torch.compiler.is_compiling() else out.addcmul_(x, D)
+        out = out.addcmul_(x, D) if way is _PLAIN else out + x * D
     return out, state
 
 
-def _ssd_step(grad, state, x, dt, A, B, C, D):
+def _ssd_step(way, state, x, dt, A, B, C, D):
     """One token of it: out [B, H, P] in f32, and state [B, H, P, N] updated in place. x: [B, H, P]; dt: [B, H]; A, D: [H]; B, C: [B, G, N]."""
-    if grad or torch.compiler.is_compiling() or state.dtype != torch.float32:
-        out, new = _ssd(grad, x.unsqueeze(1), dt.unsqueeze(1), A, B.unsqueeze(1), C.unsqueeze(1), D, state, True, None)
+    if way is not _PLAIN or not (state.dtype == x.dtype == dt.dtype == A.dtype == B.dtype == C.dtype == torch.float32):
+        out, new = _ssd(way, x.unsqueeze(1), dt.unsqueeze(1), A, B.unsqueeze(1), C.unsqueeze(1), D, state, True, None)
         state.copy_(new)
         return out.squeeze(1)
-    x, dt, state = x.float(), dt.float(), state.transpose(-1, -2)
-    v, decay = (x * dt.unsqueeze(-1)).unsqueeze(1), (dt * A.float()).unsqueeze(1)
-    out = _attend(False, C.float().unsqueeze(1), B.float().unsqueeze(1), v, "simple_gla", decay, None, 1.0, "identity", state, None, True, state)
-    out = out[0].squeeze(1)
+    state, v, decay = state.transpose(-1, -2), (x * dt.unsqueeze(-1)).unsqueeze(1), (dt * A).unsqueeze(1)
+    out = _attend(way, C.unsqueeze(1), B.unsqueeze(1), v, "simple_gla", decay, None, 1.0, "identity", state, None, True, state)[0].squeeze(1)
     return out if D is None else out.addcmul_(x, D.float().unsqueeze(-1))
-
-
-def _check_ssd(*tensors):
-    for tensor in tensors:
-        if tensor is not None and tensor.dtype not in _DTYPES:
-            raise _Refused(f"a tensor is {tensor.dtype}")
-    return _check(*tensors)
 
 
 def _scan(hidden_states, dt, A, B, C, chunk_size, D=None, dt_bias=None, initial_states=None, dt_softplus=False, dt_limit=(0.0, float("inf")),
           return_final_states=False, **options):
     """`mamba2_chunk_scan`: out [B, T, H, P] in f32, and the final state where it is asked for."""
     _check_options(options)
-    grad = _check_ssd(hidden_states, dt, A, B, C, D, dt_bias, initial_states)
-    if A.dim() != 1 or (D is not None and D.dim() != 1):
-        raise _Refused("A and D are not one number a head")
+    way = _check(hidden_states, dt, A, B, C, D, dt_bias, initial_states)
+    if hidden_states.dtype not in _DTYPES:
+        raise _Refused(f"the hidden states are {hidden_states.dtype}")
+    if A.dim() != 1 or (D is not None and D.dim() != 1) or hidden_states.numel() == 0:
+        raise _Refused("A or D is not one number a head, or there is nothing to compute")
     offsets = _offsets(options)
     if offsets is not None and (return_final_states or initial_states is not None):
         raise _Refused("a packed call has states")
@@ -246,15 +258,14 @@ def _scan(hidden_states, dt, A, B, C, chunk_size, D=None, dt_bias=None, initial_
     batch = hidden_states.shape[0]
     if offsets is not None:
         hidden_states, dt, B, C = map(_one_row, (hidden_states, dt, B, C))
-    out, state = _ssd(grad, hidden_states, dt, A, B, C, D, initial_states, return_final_states, offsets)
+    out, state = _ssd(way, hidden_states, dt, A, B, C, D, initial_states, return_final_states, offsets)
     out = out.view(batch, -1, *out.shape[2:])
     return (out, state) if return_final_states else out
 
 
 def _one_a_head(x):
-    if x is None:
-        return None
-    if x.shape[-1] > 1 and x.stride(-1) != 0:
+    """What is repeated along the last axis, by a stride of zero, once; numbers of their own for each channel would be another rule."""
+    if x.stride(-1) != 0 and x.shape[-1] > 1:
         raise _Refused("dt, A or D is not one number a head")
     return x.select(-1, 0)
 
@@ -262,15 +273,16 @@ def _one_a_head(x):
 def _state_update(state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **options):
     """`mamba2_selective_state_update`: out [B, H, P]; state [B, H, P, N] is updated in place."""
     _check_options(options)
-    grad = _check_ssd(state, hidden_states, dt, A, B, C, D, dt_bias, z)
-    # One number a head, repeated over channels by a stride of zero, is all that the rule has; numbers of their own would be another one.
-    A = _one_a_head(_one_a_head(A))
-    dt, dt_bias, D = _one_a_head(dt), _one_a_head(dt_bias), _one_a_head(D)
+    way = _check(hidden_states, state, dt, A, B, C, D, dt_bias, z)
+    if hidden_states.dtype not in _DTYPES or state.dtype not in _DTYPES:
+        raise _Refused(f"the hidden states and the state are {hidden_states.dtype} and {state.dtype}")
+    A, dt = _one_a_head(_one_a_head(A)), _one_a_head(dt)
+    D = None if D is None else _one_a_head(D)
     if dt_bias is not None:
-        dt = dt + dt_bias.to(dt.dtype)
+        dt = dt + _one_a_head(dt_bias).to(dt.dtype)
     if dt_softplus:
         dt = F.softplus(dt)
-    out = _ssd_step(grad, state, hidden_states, dt, A, B, C, D)
+    out = _ssd_step(way, state, hidden_states, dt, A, B, C, D)
     if z is not None:
         out = out * F.silu(z)
     return out.to(hidden_states.dtype)
@@ -295,23 +307,24 @@ def _layer_scan(layer, hidden_states, B, C, dt, A, cache, decoding, continuing, 
     """
     try:
         state = _cached_state(cache, layer.layer_idx) if decoding or continuing else None
-        grad = _check_ssd(hidden_states, dt, A, B, C, layer.D, layer.dt_bias, state)
+        way = _check(hidden_states, dt, A, B, C, layer.D, layer.dt_bias, state)
+        if hidden_states.dtype not in _DTYPES or hidden_states.numel() == 0:
+            raise _Refused(f"the hidden states are {hidden_states.dtype}, or there are none")
         batch = hidden_states.shape[0]
         x = hidden_states.reshape(batch, -1, layer.num_heads, layer.head_dim)
         B, C = (m.reshape(batch, -1, layer.n_groups, layer.ssm_state_size) for m in (B, C))
         if decoding:
             dt = dt if dt.dim() == 2 else dt[:, 0]
             dt = torch.clamp(F.softplus(dt + layer.dt_bias.to(dt.dtype)), *bounds)
-            out = _ssd_step(grad, state, x[:, 0], dt, A, B[:, 0], C[:, 0], layer.D).to(C.dtype)
+            out = _ssd_step(way, state, x[:, 0], dt, A, B[:, 0], C[:, 0], layer.D).to(C.dtype)
         else:
             dt = torch.clamp(F.softplus(dt + layer.dt_bias), *bounds)
-            out, state = _ssd(grad, x, dt, A, B, C, layer.D, state, cache is not None, None)
+            out, state = _ssd(way, x, dt, A, B, C, layer.D, state, cache is not None, None)
             if cache is not None:
                 _cache_state(cache, layer.layer_idx, state)
-    except (_Refused, ValueError) as reason:
-        _count(reason)
+    except (_Refused, TypeError, ValueError) as reason:
+        _leave(reason)
         return None
-    _count()
     return out.reshape(batch, x.shape[1], -1)
 
 
@@ -333,7 +346,7 @@ def _cache_state(cache, index, state):
         cache.update_recurrent_state(state, index)
 
 
-def _with_scan(method, scan):
+def _with_scan(method: Callable, scan: Callable) -> Callable:
     """The method `torch_forward`, with `scan` asked before its two branches. Raises _Refused where it is not written as we know it.
 
     Its own text is compiled again, in its own module, so that its projections, convolution, cache and norm stay its own, in any version.
@@ -367,7 +380,7 @@ def _with_scan(method, scan):
     return functools.update_wrapper(made["bind"](scan), method)
 
 
-def _previous_states(line):
+def _previous_states(line: ast.stmt) -> str | None:
     """The text of the condition under which a statement takes the cached state as the one to start from; None where it is not about that."""
     if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "previous_states":
         return ast.unparse(line.value.test) if isinstance(line.value, ast.IfExp) else "False"
@@ -379,7 +392,7 @@ def _previous_states(line):
 # ---- The convolution before them, where sequences are packed ----------------------------------------------------------------------------------
 
 
-def _convolution(names):
+def _convolution(names: tuple[str, ...]) -> Callable:
     """`causal_conv1d_fn` of packed sequences, which the fallback refuses or mixes; `names` are the arguments that may say where they begin."""
 
     def serve(hidden_states, weight, bias=None, activation=None, **options):
@@ -412,27 +425,23 @@ def _convolution(names):
 # ---- Putting them in place --------------------------------------------------------------------------------------------------------------------
 
 
-def _count(reason=None):
+def _leave(reason: Exception) -> None:
     if not torch.compiler.is_compiling():
-        _calls[None if reason is None else str(reason)] += 1
+        _calls[str(reason).partition("\n")[0]] += 1
 
 
-def _or_original(serve, original, patch, counted=True):
+def _or_original(serve: Callable, original: Callable, patch: _Patch, counted: bool = True) -> Callable:
     """`original`, but served where that can be. It is only `original` as soon as the patch is undone, whoever has kept it."""
 
     @functools.wraps(original)
     def served(*args, **kwargs):
-        if not patch.active:
-            return original(*args, **kwargs)
-        try:
-            result = serve(*args, **kwargs)
-        except (_Refused, ValueError) as reason:  # a ValueError is the library's own refusal
-            if counted:
-                _count(reason)
-            return original(*args, **kwargs)
-        if counted:
-            _count()
-        return result
+        if patch.active:
+            try:
+                return serve(*args, **kwargs)
+            except (_Refused, TypeError, ValueError) as reason:  # the last two are the library's own refusals
+                if counted:
+                    _leave(reason)
+        return original(*args, **kwargs)
 
     return served
 
@@ -445,15 +454,15 @@ _ALWAYS = object()  # holds what enable() was called for outside of a `with`
 class _Patch:
     """One name of a module or a class, which has another value while anyone holds the patch."""
 
-    def __init__(self, owner, name, make):
+    def __init__(self, owner: object, name: str, make: Callable[[object, _Patch], object]):
         self.owner, self.name, self.make = owner, name, make
         self.holders = set()
         self.active = False
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.name if inspect.ismodule(self.owner) else f"{self.owner.__name__}.{self.name}"
 
-    def hold(self, holder):
+    def hold(self, holder: object) -> None:
         if not self.active:
             self.had = vars(self.owner).get(self.name)  # None: the class has no such name, only its instances do
             self.has = self.make(self.had, self)
@@ -461,7 +470,7 @@ class _Patch:
             self.active = True
         self.holders.add(holder)
 
-    def release(self, holder):
+    def release(self, holder: object) -> None:
         self.holders.discard(holder)
         if self.active and not self.holders:
             self.active = False
@@ -502,7 +511,7 @@ def _attribute(name, serve_for):
     return make
 
 
-def _own_l2norm(function):
+def _own_l2norm(function: Callable) -> Callable | None:
     """The file's l2norm where the function applies it before it casts to f32; None where it does so after."""
     function = inspect.unwrap(function)
     try:
@@ -528,17 +537,17 @@ _FUNCTIONS = {
 _ATTRIBUTES = {"chunk_gated_delta_rule": "torch_chunk_gated_delta_rule", "recurrent_gated_delta_rule": "torch_recurrent_gated_delta_rule"}
 
 
-def _layers(module):
+def _layers(module: types.ModuleType) -> list[type]:
     return [x for x in vars(module).values() if inspect.isclass(x) and issubclass(x, torch.nn.Module) and x.__module__ == module.__name__]
 
 
-def _binds(layer, name):
+def _binds(layer: type, name: str) -> bool:
     """Whether the class's own __init__ sets the attribute."""
     begin = vars(layer).get("__init__")
     return begin is not None and any(i.opname == "STORE_ATTR" and i.argval == name for i in dis.get_instructions(inspect.unwrap(begin)))
 
 
-def _find(module):
+def _find(module: types.ModuleType) -> tuple[list[_Patch], dict[str, str]]:
     """What can be patched in a modeling file, and what is found there and can't: ([_Patch], {name: why not})."""
     patches, skipped, bound = [], {}, set()
 
@@ -585,7 +594,7 @@ class Report:
     served, left: how many calls were served since, and {reason: calls} those that went to the original.
     """
 
-    def __init__(self, version, patches, skipped):
+    def __init__(self, version: str, patches: dict[str, list[_Patch]], skipped: dict[str, str]):
         self.version, self.skipped = version, skipped
         self._patches = [patch for found in patches.values() for patch in found]
         self.patched = {family: tuple(str(patch) for patch in found) for family, found in patches.items() if found}
@@ -595,14 +604,14 @@ class Report:
             patch.hold(_ALWAYS)
 
     @property
-    def served(self):
+    def served(self) -> int:
         return _calls[None] - self._before[None]
 
     @property
-    def left(self):
+    def left(self) -> dict[str, int]:
         return {reason: count for reason, count in (_calls - self._before).items() if reason is not None}
 
-    def __enter__(self):
+    def __enter__(self) -> Report:
         with _lock:
             for patch in self._patches:
                 patch.hold(self)
@@ -611,12 +620,12 @@ class Report:
             self._first = []
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         with _lock:
             for patch in self._patches:
                 patch.release(self)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         state = "on" if any(patch.active for patch in self._patches) else "off"
         rows = [(family, ", ".join(names)) for family, names in self.patched.items()]
         rows += [(family, f"not served: {why}") for family, why in self.skipped.items()]
@@ -625,11 +634,11 @@ class Report:
         return "\n  ".join([f"Tercet in transformers {self.version}, {state}", *(f"{family:{width}}  {row}" for family, row in rows), *calls])
 
 
-def _family(module):
+def _family(module: str) -> str:
     return module.rpartition(".")[2].removeprefix("modeling_")
 
 
-def enable(model=None):
+def enable(model: torch.nn.Module | None = None) -> Report:
     """Has Tercet compute the linear attention of models of transformers on the CPU, those that exist and those built later.
 
     model: without one, all families of this version of transformers, whose files are imported for it. With one, the files its layers come from, so
@@ -667,7 +676,7 @@ def enable(model=None):
         return Report(version, patches, skipped)
 
 
-def disable():
+def disable() -> None:
     """Takes back all that `enable` did, whoever asked for it: functions, methods and classes are the objects they were, models need nothing."""
     with _lock:
         for patch in _patches.values():

@@ -6,6 +6,7 @@ import os
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -227,6 +228,21 @@ def test_a_cached_prefix(family):
         assert report.served > 2 and not report.left
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("tercet.torch"), reason="no tercet.torch")
+def test_compiled_and_autocast():
+    current, original = rule()
+    (q, k, v), gates = tensors()
+    expected, _ = original(q, k, v, **gates, use_qk_l2norm_in_kernel=True)
+    with served.enable() as report:
+        function = current()
+        compiled = torch.compile(lambda q: function(q, k, v, **gates, use_qk_l2norm_in_kernel=True)[0], backend="aot_eager", fullgraph=True)
+        close(compiled(q), expected, 2e-5)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found, _ = function(q.requires_grad_(), k, v, **gates, use_qk_l2norm_in_kernel=True)
+        assert found.requires_grad and found.dtype == torch.float32 and report.served == 1
+        close(found.detach(), expected, 2e-5)
+
+
 def everything(families=CONFIGS):
     """All names of the families' files and of the classes in them."""
     found = {}
@@ -356,7 +372,9 @@ def test_what_goes_to_the_original():
                 assert found.dtype == out.dtype and (out.is_meta or torch.equal(found, out))
             assert report.served == 0 and sum(report.left.values()) == index + 1
         torch.func.grad(lambda x: function(x, k, v, **gates)[0].sum())(q)
-        assert report.served == 0 and "torch.func" in repr(report) and "meta" in repr(report)
+        with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+            function(torch.autograd.forward_ad.make_dual(q, q), k, v, **gates)
+        assert report.served == 0 and all(word in repr(report) for word in ("torch.func", "meta", "forward mode"))
         function(q, k, v, **gates)
         assert report.served == 1
         try:
@@ -479,3 +497,14 @@ def test_a_model_of_another_make(monkeypatch):
     report = served.enable(OtherMixer())
     assert same(vars(module), before) and OtherMixer.torch_forward is method and not report.patched
     assert "(q, k, v, gate)" in report.skipped["other"] and "torch_forward is not written" in report.skipped["other"]
+
+
+def test_the_page():
+    """docs/transformers.md: its program runs, and in the version it names the report is the one it shows."""
+    page = (Path(__file__).parents[2] / "docs" / "transformers.md").read_text()
+    modeling("qwen3_next")
+    program, report = page.split("```python\n")[1].split("```")[0], page.split("```text\n")[1].split("```")[0]
+    names = {}
+    exec(compile(program, "docs/transformers.md", "exec"), names)
+    if report.startswith(f"Tercet in transformers {transformers.__version__},"):
+        assert repr(names["report"]) == report.strip()

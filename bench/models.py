@@ -1,17 +1,11 @@
 """What models of transformers spend inside their linear attention on one core, by torch's profiler: their own fallback beside Tercet.
 
-    taskset -c 0 python bench/transformers.py [--model qwen3_next] [--tokens 2048] [--repeat 5]
+    taskset -c 0 python bench/models.py [--model qwen3_next] [--heads 8] [--tokens 2048] [--decoded 16] [--repeat 5]
 
-Models of random weights, four layers, alternating between the two; the medians of a prefill of one prompt and of a token decoded after it. Inside means
-what stands in a function of the modeling file, and in the versions that have none, what stands in Mamba-2's `torch_forward` from the split of
-x, B and C to the norm: gates, states and everything between, without projections and convolutions.
+Models of random weights, four layers, alternating between the two; the medians of a prefill of one prompt and of a token decoded after it.
+Inside means what stands in a function of the modeling file, and in versions that have none for Mamba-2, what stands in its `torch_forward`
+between the split of x, B and C and the norm: gates and states, without projections and convolutions.
 """
-
-import sys
-from pathlib import Path
-
-# Python puts this folder first, where this very file would be found as `transformers`.
-sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != Path(__file__).resolve().parent]
 
 import argparse
 import contextlib
@@ -29,26 +23,26 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import tercet
 import tercet.transformers as served
 
-TOKENS = dict(vocab_size=512, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-BODY = dict(TOKENS, hidden_size=512, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4)
+TOKENS = dict(vocab_size=512, pad_token_id=0, bos_token_id=1, eos_token_id=2, hidden_size=256, num_hidden_layers=4)
+BODY = dict(TOKENS, intermediate_size=512, num_attention_heads=4, num_key_value_heads=4, num_experts_per_tok=1, moe_intermediate_size=64)
 LAYERS = dict(layer_types=["linear_attention"] * 3 + ["full_attention"])
-MODELS = {
-    "qwen3_next": dict(BODY, **LAYERS, head_dim=64, linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=128,
-                       linear_value_head_dim=128, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=64, shared_expert_intermediate_size=64),
-    "kimi_linear": dict(BODY, **LAYERS, linear_head_dim=128, linear_num_heads=8, num_local_experts=2, num_experts_per_tok=1, moe_intermediate_size=64,
-                        kv_lora_rank=64, q_lora_rank=None, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64),
-    "mamba2": dict(TOKENS, hidden_size=512, num_hidden_layers=4, num_heads=16, head_dim=64, state_size=128, n_groups=1, expand=2),
+MODELS = {  # by the number of value heads
+    "qwen3_next": lambda heads: dict(BODY, **LAYERS, head_dim=64, linear_num_key_heads=heads // 2, linear_num_value_heads=heads, num_experts=2,
+                                     linear_key_head_dim=128, linear_value_head_dim=128, shared_expert_intermediate_size=64),
+    "kimi_linear": lambda heads: dict(BODY, **LAYERS, linear_head_dim=128, linear_num_heads=heads, num_local_experts=2, kv_lora_rank=64,
+                                      q_lora_rank=None, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64),
+    "mamba2": lambda heads: dict(TOKENS, num_heads=heads, head_dim=64, state_size=128, n_groups=1, expand=heads * 64 // 256),
 }
 FUNCTIONS = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "chunk_kimi_delta_attention", "recurrent_kimi_delta_attention",
              "mamba2_chunk_scan", "mamba2_selective_state_update")
 ATTRIBUTES = ("chunk_gated_delta_rule", "recurrent_gated_delta_rule")
 
 
-def build(family):
+def build(family, heads):
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     kind = next(getattr(module, name) for name in vars(module) if name.endswith("ForCausalLM"))
     torch.manual_seed(0)
-    return module, kind(kind.config_class(**MODELS[family])).eval()
+    return module, kind(kind.config_class(**MODELS[family](heads))).eval()
 
 
 def marked(function):
@@ -128,17 +122,19 @@ def measure(module, model, ids, decoded):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", choices=MODELS, action="append")
+    parser.add_argument("--heads", type=int, default=8, help="a multiple of 4; of 128 channels, in mamba2 of 64 with states of 128")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--decoded", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    print(f"transformers {transformers.__version__}, torch {torch.__version__}, {platform.machine()} {tercet.targets()[0]}, one thread")
+    machine = f"{platform.machine()} {tercet.targets()[0]}, one thread"
+    print(f"transformers {transformers.__version__}, torch {torch.__version__}, {machine}, {options.heads} heads")
     print(f"{'model':12} {'call':22} {'fallback ms':>12} {'tercet ms':>10} {'ratio':>7}")
     for family in options.model or MODELS:
         try:
-            module, model = build(family)
+            module, model = build(family, options.heads)
         except ImportError:
             print(f"{family:12} not in this version")
             continue
