@@ -86,3 +86,72 @@ def test_rwkv7_command(example, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["rwkv7_reverse.py", "12345"])
     reverse.main()
     assert capsys.readouterr().out.startswith("12345,54321#\n")
+
+
+def test_qwen3_next_generates_the_same(example):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers.models.qwen3_next")
+    pytest.importorskip("tercet.transformers")
+    qwen3_next = example("qwen3_next")
+    model = qwen3_next.model(width=64)
+    prompt = torch.randint(0, 1024, (2, 100), generator=torch.Generator().manual_seed(1))
+    plain, _ = qwen3_next.generate(model, prompt, 12)
+    with tercet.transformers.enable(model) as report:
+        ours, _ = qwen3_next.generate(model, prompt, 12)
+    assert torch.equal(plain, ours) and ours.shape == (2, 12)
+    assert len(set(ours.flatten().tolist())) > 8  # not one token again and again, which any model would agree on
+    assert report.served >= 3 * 12 and not report.left
+
+
+def test_qwen3_next_command(example, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers.models.qwen3_next")
+    pytest.importorskip("tercet.transformers")
+    monkeypatch.setattr(sys, "argv", ["qwen3_next.py", "--prompt", "70", "--tokens", "3", "--threads", "1"])
+    example("qwen3_next").main()
+    assert capsys.readouterr().out.endswith("the tokens are the same: True\n")
+
+
+@pytest.fixture
+def training(example, monkeypatch):
+    """train_bytes with short texts, and its text."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("tercet.torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    train_bytes = example("train_bytes")
+    monkeypatch.setattr(train_bytes, "TOKENS", 200)
+    yield train_bytes, train_bytes.text(100_000)
+    torch.set_num_threads(threads)
+
+
+def test_training_has_the_losses_of_the_fallback(training):
+    pytest.importorskip("transformers.models.qwen3_next")
+    train_bytes, data = training
+    _, ours = train_bytes.train(train_bytes.rule_of_tercet(1), data, 8)
+    _, theirs = train_bytes.train(train_bytes.rule_of_transformers(), data, 8)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+    assert ours[-1] < ours[0] - 0.5
+
+
+def test_training_is_timed(training):
+    train_bytes, data = training
+    rule = train_bytes.rule_of_tercet(1)
+    _, plain = train_bytes.train(rule, data, 3)
+    _, timed = train_bytes.train(lambda *inputs: train_bytes.Timed.apply(rule, *inputs), data, 3)
+    assert plain == timed
+    assert all(0 < seconds < 1 for seconds in train_bytes.rule_seconds(rule, data, 1))
+
+
+def test_written_bytes_are_those_of_the_whole_text(training):
+    import torch
+
+    train_bytes, data = training
+    model, _ = train_bytes.train(train_bytes.rule_of_tercet(1), data, 2)
+    written, first, last = train_bytes.write(model, data[:50], 40)
+    assert len(written) == 40 and first == last > 0
+    tokens, memories = torch.tensor([list(data[:50] + written)]), [train_bytes.Memory() for _ in range(train_bytes.LAYERS)]
+    with torch.inference_mode():
+        whole = model(tokens)[0]
+        steps = [model(piece, memories)[0] for piece in (tokens[:, :50], *tokens[:, 50:].split(1, dim=1))]
+    assert torch.allclose(torch.cat(steps), whole, rtol=1e-4, atol=1e-4)
