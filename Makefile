@@ -1,19 +1,36 @@
 # The two main commands are `make verify` and `make test`. Both install what is missing and work in a fresh clone.
 
 
-.PHONY: verify test test-asan test-tsan test-aarch64 fuzz bench setup format check-doors clean
+PYTHON_TESTS = tests/python/requirements.txt
+
+.PHONY: verify test test-peers wheel test-asan test-tsan test-aarch64 fuzz bench setup format check-doors clean
 
 verify:
 	tools/setup.sh build
-	cmake --preset release -DTERCET_BUILD_TESTS=OFF
+	cmake --preset release -DTERCET_BUILD_TESTS=OFF -DTERCET_BUILD_PYTHON=OFF
 	cmake --build --preset release
 	build/release/cli/tercet verify
 
 test:
-	tools/setup.sh build test
-	cmake --preset release -DTERCET_BUILD_TESTS=ON
+	tools/setup.sh build test python
+	tools/venv.sh $(PYTHON_TESTS)
+	cmake --preset release -DTERCET_BUILD_TESTS=ON -DTERCET_BUILD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/build/venv/bin/python
 	cmake --build --preset release
 	ctest --preset release
+
+# `make test` with PyTorch, JAX, transformers and the rest that Python's tests need, about two gigabytes. They stay for later runs.
+test-peers:
+	tools/setup.sh python
+	tools/venv.sh $(PYTHON_TESTS) tests/python/requirements-peers.txt
+	$(MAKE) test
+
+# A wheel that needs nothing of the machine it comes to, in dist/.
+wheel:
+	tools/setup.sh build python
+	tools/venv.sh $(PYTHON_TESTS) tools/wheel-requirements.txt
+	rm -rf build/wheel
+	build/venv/bin/python -m pip wheel -q --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/build/venv/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 test-asan test-tsan: test-%:
 	tools/setup.sh build test ci
@@ -43,7 +60,7 @@ bench:
 	build/release/cli/tercet bench
 
 setup:
-	tools/setup.sh build test ci
+	tools/setup.sh build test python ci
 
 format:
 	tools/format.sh

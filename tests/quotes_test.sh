@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The pages say what the code says: every block of C++ and CMake in the README and in docs/cpp.md stands word for word in a file that is compiled; the
-# README's sample of the command is one from docs/cli.md, whose own test runs it; docs/rules.md has every rule's name, equation and other names as its
-# header has them. Usage: quotes_test.sh SOURCE_DIR
+# The pages say what the code says: every block of C++, C and CMake in the README, docs/cpp.md and docs/c.md stands word for word in a file that is
+# compiled; the README's sample of the command is one from docs/cli.md, whose own test runs it; docs/rules.md has every rule's name, equation and other
+# names as its header has them. Usage: quotes_test.sh SOURCE_DIR
 set -euo pipefail
 cd "$1"
 
 blocks=$(mktemp -d)
 trap 'rm -rf "$blocks"' EXIT
-for page in README.md docs/cpp.md; do
+for page in README.md docs/cpp.md docs/c.md; do
   awk -v stem="$blocks/$(basename "$page" .md)" '
-    /^```(cpp|cmake)$/ { inside = 1; file = stem "." ++count; next }
+    /^```(cpp|c|cmake)$/ { inside = 1; file = stem "." ++count; next }
     /^```/ { inside = 0; next }
     inside { print > file }' "$page"
   compgen -G "$blocks/$(basename "$page" .md).*" >/dev/null || { echo "$page quotes nothing"; exit 1; }
@@ -19,7 +19,7 @@ failed=0
 for block in "$blocks"/*; do
   text=$(cat "$block")
   found=0
-  for file in examples/*.cc include/tercet/tercet.hpp tests/install/CMakeLists.txt; do
+  for file in examples/*.cc examples/*.c include/tercet/tercet.hpp tests/install/CMakeLists.txt tests/install/c/CMakeLists.txt; do
     if [[ "$(cat "$file")" == *"$text"* ]]; then found=1; fi
   done
   if ((found == 0)); then

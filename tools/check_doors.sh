@@ -15,9 +15,9 @@ door() {
 }
 # search PATTERN PATH...: the matching lines of text files, as path:line:text.
 search() { grep -rnIE -e "$1" -- "${@:2}" 2>/dev/null; }
-# code PATTERN PATH...: likewise, of C++ with strings, comments and preprocessor lines taken out.
+# code PATTERN PATH...: likewise, of C++ and C with strings, comments and preprocessor lines taken out.
 code() {
-  find "${@:2}" \( -name '*.cc' -o -name '*.hpp' -o -name '*.h' \) -exec env pattern="$1" awk '{
+  find "${@:2}" \( -name '*.cc' -o -name '*.hpp' -o -name '*.c' -o -name '*.h' \) -exec env pattern="$1" awk '{
     line = $0
     gsub(/"([^"\\]|\\.)*"/, "\"\"", line)
     sub(/\/\/.*/, "", line)
@@ -27,7 +27,7 @@ code() {
 }
 # This script and its test have to spell out what is forbidden.
 others() { grep -vE '^(tools/check_doors\.sh|tests/doors_test\.sh):'; }
-sources() { find include src cli python bench examples tests -type f \( -name '*.cc' -o -name '*.hpp' -o -name '*.h' -o -name '*.py' \) 2>/dev/null; }
+sources() { find include src cli python bench examples tests -type f \( -name '*.cc' -o -name '*.hpp' -o -name '*.c' -o -name '*.h' -o -name '*.py' \) 2>/dev/null; }
 
 door "rules/ never includes Highway" < <(search '#[[:space:]]*include[[:space:]]*[<"]hwy/' src/rules)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formats the C++ sources, or with --check says which are not formatted.
+# Formats the C++ and C sources, or with --check says which are not formatted.
 # The style is what clang-format 14 makes of .clang-format. Later versions break some lines otherwise, so others are not asked: where there is no 14,
 # the check is skipped and says so.
 set -euo pipefail
@@ -18,7 +18,7 @@ if [[ -z "$format" ]]; then
   exit 1
 fi
 
-mapfile -d '' -t sources < <(find cli examples include src tests \( -name '*.cc' -o -name '*.hpp' -o -name '*.h' \) -print0)
+mapfile -d '' -t sources < <(find cli examples include python src tests \( -name '*.cc' -o -name '*.hpp' -o -name '*.c' -o -name '*.h' \) -print0)
 if [[ "${1:-}" == --check ]]; then
   "$format" --dry-run -Werror "${sources[@]}"
 else

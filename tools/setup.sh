@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing. Usage: tools/setup.sh GROUP...   Groups: build test ci aarch64
+# Installs the Debian packages that are missing. Usage: tools/setup.sh GROUP...   Groups: build test python ci aarch64
 # Asks dpkg first, so that a machine that has everything needs neither root nor the network.
 set -euo pipefail
 
 declare -A packages=(
   [build]="g++ cmake ninja-build pkg-config libhwy-dev libtbb-dev libcli11-dev nlohmann-json3-dev libfmt-dev libzip-dev"
   [test]="libgtest-dev python3"
+  [python]="python3-dev python3-venv"
   [ci]="clang libclang-rt-dev clang-format"
   [aarch64]="g++-aarch64-linux-gnu qemu-user libhwy-dev:arm64 libtbb-dev:arm64 libfmt-dev:arm64 libzip-dev:arm64 libgtest-dev:arm64"
 )

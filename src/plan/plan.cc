@@ -5,6 +5,7 @@
 #include <string>
 
 #include "src/plan/gradient.hpp"
+#include "src/rules/all.hpp"
 
 namespace tercet::plan {
 
@@ -17,6 +18,9 @@ constexpr int64_t kSideBySide = 8;
 constexpr int64_t kStatesBytes = 1 << 19;
 // Tokens from which products on tiles pay, a tile being 16 rows: by their count, not yet by measure.
 constexpr int64_t kWorthTiles = 16;
+// A pass of a rule that only adds, with a decay a channel, does little with each row of its strip of the state, two panels wide; where the strip does
+// not lie in this much, and there are three strips and more, tables of this chunk are faster, by up to a fifth (docs/performance.md).
+constexpr int64_t kStripBytes = 48 << 10, kChunkPastStrip = 32;
 // Below so many multiply-adds a second thread costs more to wake (20 to 40 us with oneTBB) than it saves.
 constexpr double kWorthAThread = 1e6;
 
@@ -61,6 +65,10 @@ forms::Job Plan::JobAt(const contract::Layer& layer, int64_t i, std::byte* memor
 int64_t DefaultChunk(const contract::Layer& layer, const targets::Target& target) {
   const int64_t tiles = target.chunkwise->bf16_chunk;
   if (layer.dtype == Dtype::kBF16 && tiles > 0 && contract::LongestSequence(layer) >= kWorthTiles) return tiles;
+  const rules::Axes axes = rules::AxesOf(layer.rule);
+  const int64_t strip = 2 * target.recurrent->panel[layer.f64()], row = strip * (layer.f64() ? 8 : 4);
+  const bool adds = axes.update == Update::kAdd || axes.update == Update::kAddReadBefore;
+  if (adds && axes.decay == Decay::kPerChannel && layer.key_dim > kStripBytes / row && layer.value_dim >= 3 * strip) return kChunkPastStrip;
   return target.recurrent->tokens_a_pass[static_cast<size_t>(layer.rule)];
 }
 
