@@ -2,8 +2,9 @@
 
     python examples/qwen3_next.py [--layers 4] [--prompt 1024] [--tokens 64] [--threads N]
 
-Prints the time of reading the prompt and of each token after it, without Tercet and with it, and whether the tokens are the same. Of four layers three
-are gated delta layers, with 16 heads of q and k and 32 of v, of 128 channels, as the real model has them; the fourth is attention. All else is small.
+Prints the time of reading the prompt and of each token after it, without Tercet and with it, and whether the tokens are the same. Of four layers
+three are gated delta layers, with 16 heads of q and k and 32 of v, of 128 channels, as the real model has them; the fourth is attention. All else is
+small.
 `tercet.transformers.enable()` is all that a program of your own needs.
 """
 
@@ -46,7 +47,8 @@ def model(layers: int = 4, width: int = 256, seed: int = 0) -> Qwen3NextForCausa
 def generate(model: Qwen3NextForCausalLM, prompt: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
     """`count` tokens [B, count] after prompt [B, T], each the one of the largest logit, and the seconds that took."""
     start = time.perf_counter()
-    tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+    lengths = {"max_new_tokens": count, "min_new_tokens": count}
+    tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, pad_token_id=0, **lengths)
     return tokens[:, prompt.shape[1] :], time.perf_counter() - start
 
 

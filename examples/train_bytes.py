@@ -1,14 +1,15 @@
 """Trains a byte model of two gated_delta layers on a megabyte of text on a CPU, then lets it write with a state that does not grow.
 
-    python examples/train_bytes.py                  # 300 steps through Tercet
-    python examples/train_bytes.py --compare        # and 300 through the fallback of transformers: loss curves side by side, and the rule's time in both
+    python examples/train_bytes.py               # 300 steps through Tercet
+    python examples/train_bytes.py --compare     # and 300 through the fallback of transformers: both losses, and the rule's time in both
 
-The model is plain PyTorch: embedding, twice gated delta mixing and an MLP, each after an RMSNorm, and a linear head. Only the rule itself is called, through
-tercet.torch.attend, whose gradients autograd knows, or through transformers' torch_chunk_gated_delta_rule, which is PyTorch code too and the path that
-such models take on a CPU. Both start from the same weights and see the same bytes in the same order.
+The model is plain PyTorch: an embedding, two blocks of gated delta mixing and an MLP, each after an RMSNorm, and a linear head. The rule is
+tercet.torch.attend, whose gradients autograd knows, or transformers' torch_chunk_gated_delta_rule, which is PyTorch code too and what such models
+run on a CPU. Both start from the same weights and see the same bytes in the same order.
 
-How the times are measured: both rules run inside `Timed`, an autograd function that computes the rule's own backward pass within its backward. So the
-spans "rule forward" and "rule backward" of torch's profiler are all of the rule and nothing else.
+How the times are measured: both rules run inside `Timed`, an autograd function that computes the rule's own backward pass within its backward. So
+the spans "rule forward" and "rule backward" of torch's profiler are all of the rule and nothing else. How many times less Tercet takes depends on
+how many bytes are read at once, for the fallback's backward pass grows with their square.
 
 The text is what every Python brings along: pydoc_data/topics.py and other files of the standard library (PSF licence).
 """
@@ -32,7 +33,7 @@ import tercet
 import tercet.torch
 
 WIDTH, HEADS, HEAD_DIM, LAYERS = 128, 2, 64, 2
-BATCH, TOKENS = 1, 4096
+TOKENS = 4096
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # q, k, v [B, T, H, D], log_decay and beta [B, T, H] to [B, T, H, D]
 
@@ -142,22 +143,22 @@ def text(size: int = 1_000_000) -> bytes:
     return bytes(found[:size])
 
 
-def batches(data: bytes, steps: int, seed: int = 0) -> Iterator[Tensor]:
-    """Pieces of the text at random places, [BATCH, TOKENS + 1]."""
+def pieces(data: bytes, steps: int, tokens: int, seed: int = 0) -> Iterator[Tensor]:
+    """Pieces of the text at random places, [1, tokens + 1]."""
     rng, array = np.random.default_rng(seed), np.frombuffer(data, np.uint8)
     for _ in range(steps):
-        starts = rng.integers(0, len(array) - TOKENS - 1, BATCH)
-        yield torch.from_numpy(np.stack([array[start : start + TOKENS + 1] for start in starts]).astype(np.int64))
+        start = rng.integers(0, len(array) - tokens)
+        yield torch.from_numpy(array[None, start : start + tokens + 1].astype(np.int64))
 
 
-def train(rule: Rule, data: bytes, steps: int, learning_rate: float = 5e-3, progress: bool = False) -> tuple[ByteModel, list[float]]:
+def train(rule: Rule, data: bytes, steps: int, tokens: int = TOKENS, progress: bool = False) -> tuple[ByteModel, list[float]]:
     """A trained model and its loss at every step."""
     torch.manual_seed(0)
     model, losses, start = ByteModel(rule), [], time.perf_counter()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / max(steps, 1))))
-    for step, tokens in enumerate(batches(data, steps)):
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 20) * (1 + math.cos(math.pi * step / steps)) / 2)
+    for step, piece in enumerate(pieces(data, steps, tokens)):
+        loss = F.cross_entropy(model(piece[:, :-1]).flatten(0, 1), piece[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -169,15 +170,15 @@ def train(rule: Rule, data: bytes, steps: int, learning_rate: float = 5e-3, prog
     return model, losses
 
 
-def rule_seconds(rule: Rule, data: bytes, steps: int = 3) -> tuple[float, float]:
-    """How long the rule takes in a training step, forward and backward, by torch's profiler: means over `steps` steps after one that is not counted."""
+def rule_seconds(rule: Rule, data: bytes, tokens: int = TOKENS, steps: int = 3) -> tuple[float, float]:
+    """Seconds of a training step that the rule takes, forward and backward, by torch's profiler: means over `steps` steps, after one not counted."""
 
     def timed(*inputs: Tensor) -> Tensor:
         return Timed.apply(rule, *inputs)
 
-    train(timed, data, 1)
+    train(timed, data, 1, tokens)
     with profile(activities=[ProfilerActivity.CPU]) as found:
-        train(timed, data, steps)
+        train(timed, data, steps, tokens)
     spans = {event.key: event.cpu_time_total / 1e6 / steps for event in found.key_averages()}
     return spans["rule forward"], spans["rule backward"]
 
@@ -204,7 +205,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     data = text()
 
-    print(f"{len(data)} bytes of text, {options.steps} steps of {BATCH} x {TOKENS} bytes through Tercet")
+    print(f"{len(data)} bytes of text, {options.steps} steps of {TOKENS} bytes through Tercet")
     rule = rule_of_tercet(options.threads)
     model, losses = train(rule, data, options.steps, progress=True)
     if options.compare:
@@ -213,10 +214,11 @@ def main() -> None:
         _, others = train(fallback, data, options.steps, progress=True)
         apart = max(abs(one - other) / other for one, other in zip(losses, others, strict=True))
         print(f"the losses differ by at most {100 * apart:.3f} % in any step")
-        seconds = {"Tercet": rule_seconds(rule, data), "transformers": rule_seconds(fallback, data)}
-        for name, (forward, backward) in seconds.items():
-            print(f"the rule through {name}: forward {1e3 * forward:.1f} ms a step, backward {1e3 * backward:.1f} ms")
-        print(f"Tercet takes {sum(seconds['transformers']) / sum(seconds['Tercet']):.1f} times less")
+        print("the rule in one step, forward + backward, ms")
+        for tokens in (TOKENS // 8, TOKENS // 4, TOKENS // 2, TOKENS):
+            ours, theirs = rule_seconds(rule, data, tokens), rule_seconds(fallback, data, tokens)
+            times = f"Tercet {1e3 * ours[0]:.1f} + {1e3 * ours[1]:.1f}, transformers {1e3 * theirs[0]:.1f} + {1e3 * theirs[1]:.1f}"
+            print(f"  {tokens} bytes at once: {times}, {sum(theirs) / sum(ours):.1f} times as long")
 
     prompt = b'The "for" statement is used to'
     written, first, last = write(model, prompt, 300)

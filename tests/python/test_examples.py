@@ -113,14 +113,13 @@ def test_qwen3_next_command(example, monkeypatch, capsys):
 
 
 @pytest.fixture
-def training(example, monkeypatch):
-    """train_bytes with short texts, and its text."""
+def training(example):
+    """train_bytes on one thread, and a text."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("tercet.torch")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     train_bytes = example("train_bytes")
-    monkeypatch.setattr(train_bytes, "TOKENS", 200)
     yield train_bytes, train_bytes.text(100_000)
     torch.set_num_threads(threads)
 
@@ -128,8 +127,8 @@ def training(example, monkeypatch):
 def test_training_has_the_losses_of_the_fallback(training):
     pytest.importorskip("transformers.models.qwen3_next")
     train_bytes, data = training
-    _, ours = train_bytes.train(train_bytes.rule_of_tercet(1), data, 8)
-    _, theirs = train_bytes.train(train_bytes.rule_of_transformers(), data, 8)
+    _, ours = train_bytes.train(train_bytes.rule_of_tercet(1), data, 8, 200)
+    _, theirs = train_bytes.train(train_bytes.rule_of_transformers(), data, 8, 200)
     np.testing.assert_allclose(ours, theirs, rtol=1e-3)
     assert ours[-1] < ours[0] - 0.5
 
@@ -137,17 +136,17 @@ def test_training_has_the_losses_of_the_fallback(training):
 def test_training_is_timed(training):
     train_bytes, data = training
     rule = train_bytes.rule_of_tercet(1)
-    _, plain = train_bytes.train(rule, data, 3)
-    _, timed = train_bytes.train(lambda *inputs: train_bytes.Timed.apply(rule, *inputs), data, 3)
+    _, plain = train_bytes.train(rule, data, 3, 200)
+    _, timed = train_bytes.train(lambda *inputs: train_bytes.Timed.apply(rule, *inputs), data, 3, 200)
     assert plain == timed
-    assert all(0 < seconds < 1 for seconds in train_bytes.rule_seconds(rule, data, 1))
+    assert all(0 < seconds < 1 for seconds in train_bytes.rule_seconds(rule, data, 200, 1))
 
 
 def test_written_bytes_are_those_of_the_whole_text(training):
     import torch
 
     train_bytes, data = training
-    model, _ = train_bytes.train(train_bytes.rule_of_tercet(1), data, 2)
+    model, _ = train_bytes.train(train_bytes.rule_of_tercet(1), data, 2, 200)
     written, first, last = train_bytes.write(model, data[:50], 40)
     assert len(written) == 40 and first == last > 0
     tokens, memories = torch.tensor([list(data[:50] + written)]), [train_bytes.Memory() for _ in range(train_bytes.LAYERS)]
