@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import time
 
 import torch
@@ -43,37 +44,45 @@ def model(layers: int = 4, width: int = 256, seed: int = 0) -> Qwen3NextForCausa
     return Qwen3NextForCausalLM(config).eval()
 
 
+class Clock:
+    """What `generate` shows the prompt and each token to: notes when."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
 @torch.inference_mode()
-def generate(model: Qwen3NextForCausalLM, prompt: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
-    """`count` tokens [B, count] after prompt [B, T], each the one of the largest logit, and the seconds that took."""
-    start = time.perf_counter()
-    lengths = {"max_new_tokens": count, "min_new_tokens": count}
-    tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, pad_token_id=0, **lengths)
-    return tokens[:, prompt.shape[1] :], time.perf_counter() - start
-
-
-def measure(model: Qwen3NextForCausalLM, prompt: torch.Tensor, count: int) -> tuple[torch.Tensor, float, float]:
-    """The tokens, milliseconds until the first one, and milliseconds for each of the others."""
-    generate(model, prompt[:, :64], 2)  # what happens once happens here
-    _, first = generate(model, prompt, 1)
-    tokens, whole = generate(model, prompt, count)
-    return tokens, 1e3 * first, 1e3 * (whole - first) / max(count - 1, 1)
+def generate(model: Qwen3NextForCausalLM, prompt: torch.Tensor, count: int) -> tuple[torch.Tensor, float, float]:
+    """`count` tokens [B, count] after prompt [B, T], each the one of the largest logit; milliseconds until the first, and between two (median)."""
+    clock, lengths = Clock(), {"max_new_tokens": count, "min_new_tokens": count}
+    mask = torch.ones_like(prompt)
+    tokens = model.generate(prompt, attention_mask=mask, do_sample=False, pad_token_id=0, streamer=clock, **lengths)
+    spans = [1e3 * (after - before) for before, after in zip(clock.times, clock.times[1:])]
+    return tokens[:, prompt.shape[1] :], spans[0], statistics.median(spans[1:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A model of Qwen3-Next's shape generates with and without Tercet.")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of the prompt")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate, at least 2")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
     qwen = model(options.layers)
     prompt = torch.randint(0, 1024, (1, options.prompt), generator=torch.Generator().manual_seed(1))
-    plain, plain_first, plain_next = measure(qwen, prompt, options.tokens)
+    generate(qwen, prompt[:, :64], 2)  # what happens once happens here
+    plain, plain_first, plain_next = generate(qwen, prompt, options.tokens)
     with tercet.transformers.enable(qwen) as report:
-        ours, our_first, our_next = measure(qwen, prompt, options.tokens)
+        generate(qwen, prompt[:, :64], 2)
+        ours, our_first, our_next = generate(qwen, prompt, options.tokens)
         print(report)
 
     print(f"{'':22}{'without':>12}{'with Tercet':>14}")

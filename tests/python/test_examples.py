@@ -95,9 +95,9 @@ def test_qwen3_next_generates_the_same(example):
     qwen3_next = example("qwen3_next")
     model = qwen3_next.model(width=64)
     prompt = torch.randint(0, 1024, (2, 100), generator=torch.Generator().manual_seed(1))
-    plain, _ = qwen3_next.generate(model, prompt, 12)
+    plain, *_ = qwen3_next.generate(model, prompt, 12)
     with tercet.transformers.enable(model) as report:
-        ours, _ = qwen3_next.generate(model, prompt, 12)
+        ours, *_ = qwen3_next.generate(model, prompt, 12)
     assert torch.equal(plain, ours) and ours.shape == (2, 12)
     assert len(set(ours.flatten().tolist())) > 8  # not one token again and again, which any model would agree on
     assert report.served >= 3 * 12 and not report.left
