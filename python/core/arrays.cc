@@ -194,7 +194,8 @@ Tensor View(const char* name, nb::handle array, Held* held) {
       nb::dlpack::dltensor tensor;
       if (info.api->borrow(array.ptr(), &tensor) == 0) return ViewOf(name, tensor, std::nullopt);
       nb::python_error error;
-      Refuse(std::string(name) + " is not " + kTaken + ": " + nb::cast<std::string>(nb::str(error.value())));
+      const std::string why = nb::cast<std::string>(nb::str(error.value()));
+      Refuse(std::string(name) + " is not " + kTaken + ": " + why.substr(0, why.find('\n')));
     }
     exported = exported.attr("detach")();  // a tensor that requires a gradient does not export itself
   }

@@ -43,6 +43,8 @@ def _autograd(arrays: tuple[Array | None, ...]) -> bool:
         return False
     plain = (torch.Tensor, torch.nn.Parameter)
     recording = torch.is_grad_enabled()
+    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:  # forward mode: its tensors do not say so of themselves
+        return True
     return any(isinstance(array, torch.Tensor) and (type(array) not in plain or (recording and array.requires_grad)) for array in arrays)
 
 

@@ -89,6 +89,7 @@ Status FindSaved(const Options& options, const contract::Layer& layer, const Wor
 
 void MarkSaved(const Options& options, const contract::Layer& layer, const Workspace& memory) {
   const uint64_t mark = MarkOf(options, layer);
+  std::memset(memory.data, 0, kMarkBytes);
   std::memcpy(memory.data, &mark, sizeof(mark));
 }
 
