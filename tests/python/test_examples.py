@@ -91,7 +91,6 @@ def test_rwkv7_command(example, monkeypatch, capsys):
 def test_qwen3_next_generates_the_same(example):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers.models.qwen3_next")
-    pytest.importorskip("tercet.transformers")
     qwen3_next = example("qwen3_next")
     model = qwen3_next.model(width=64)
     prompt = torch.randint(0, 1024, (2, 100), generator=torch.Generator().manual_seed(1))
@@ -106,7 +105,6 @@ def test_qwen3_next_generates_the_same(example):
 def test_qwen3_next_command(example, monkeypatch, capsys):
     pytest.importorskip("torch")
     pytest.importorskip("transformers.models.qwen3_next")
-    pytest.importorskip("tercet.transformers")
     monkeypatch.setattr(sys, "argv", ["qwen3_next.py", "--prompt", "70", "--tokens", "3", "--threads", "1"])
     example("qwen3_next").main()
     assert capsys.readouterr().out.endswith("the tokens are the same: True\n")
@@ -116,7 +114,6 @@ def test_qwen3_next_command(example, monkeypatch, capsys):
 def training(example):
     """train_bytes on one thread, and a text."""
     torch = pytest.importorskip("torch")
-    pytest.importorskip("tercet.torch")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     train_bytes = example("train_bytes")
