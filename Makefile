@@ -14,7 +14,7 @@ verify:
 test:
 	tools/setup.sh build test python
 	tools/venv.sh $(PYTHON_TESTS)
-	cmake --preset release -DTERCET_BUILD_TESTS=ON -DTERCET_BUILD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/build/venv/bin/python
+	cmake --preset release -DTERCET_BUILD_TESTS=ON -DTERCET_BUILD_PYTHON=ON -DPython_EXECUTABLE="$(CURDIR)/build/venv/bin/python"
 	cmake --build --preset release
 	ctest --preset release
 
