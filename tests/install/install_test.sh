@@ -20,7 +20,9 @@ outside() {
   "$2/outside"
 }
 outside "$here" "$work/build" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_CXX_FLAGS="${flags[*]}"
-outside "$here/c" "$work/build_c" -DCMAKE_C_COMPILER="$cc" -DCMAKE_C_FLAGS="${flags[*]}"
+# A C compiler links no sanitizer's runtime for C++.
+in_c=$((${#flags[@]} == 0))
+if ((in_c)); then outside "$here/c" "$work/build_c" -DCMAKE_C_COMPILER="$cc"; fi
 
 pkgconfig=$(dirname "$(find "$prefix" -name tercet.pc)")
 export PKG_CONFIG_PATH=$pkgconfig
@@ -28,8 +30,12 @@ export PKG_CONFIG_PATH=$pkgconfig
 read -ra compile < <(pkg-config --cflags tercet)
 read -ra link < <(pkg-config --libs tercet)
 "$cxx" -std=c++20 "${flags[@]}" "${compile[@]}" "$here/main.cc" -o "$work/by-pkg-config" "${link[@]}"
-"$cc" -std=c11 "${flags[@]}" "${compile[@]}" "$here/c/main.c" -o "$work/by-pkg-config-c" "${link[@]}"
-for program in "$work/by-pkg-config" "$work/by-pkg-config-c"; do LD_LIBRARY_PATH=$(pkg-config --variable=libdir tercet) "$program"; done
+programs=("$work/by-pkg-config")
+if ((in_c)); then
+  programs+=("$work/by-pkg-config-c")
+  "$cc" -std=c11 "${compile[@]}" "$here/c/main.c" -o "$work/by-pkg-config-c" "${link[@]}"
+fi
+for program in "${programs[@]}"; do LD_LIBRARY_PATH=$(pkg-config --variable=libdir tercet) "$program"; done
 
 [[ -n $(find "$prefix" -name LICENSE) ]] || { echo "the licence was not installed"; exit 1; }
 headers=$(cd "$prefix/include" && find . -type f | sort | xargs)
