@@ -6,7 +6,7 @@
 #include <unistd.h>
 #endif
 
-#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -149,13 +149,13 @@ Tensor ViewOf(const char* name, const nb::dlpack::dltensor& tensor, std::optiona
   view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
   view.dtype = *dtype;
   view.rank = tensor.ndim;
-  int64_t stride = 1;
+  int64_t stride = 1;  // where DLPack leaves strides out: then the numbers are all there, and their count is one
   for (int axis = tensor.ndim - 1; axis >= 0; --axis) {
     if (axis < kMaxRank) {
       view.shape[static_cast<size_t>(axis)] = tensor.shape[axis];
       view.strides[static_cast<size_t>(axis)] = tensor.strides != nullptr ? tensor.strides[axis] : stride;
     }
-    stride *= tensor.shape[axis];
+    if (tensor.strides == nullptr) stride *= tensor.shape[axis];
   }
   return view;
 }
@@ -226,11 +226,13 @@ nb::handle NumPyEmpty() {
   return *empty;
 }
 
+// What ml_dtypes, NumPy and PyTorch call the dtypes of new arrays; one of bytes is made as kBool.
+constexpr const char* kNames[] = {"float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8"};
+
 nb::object NumPyDtype(Dtype dtype) {
-  static auto* known = new std::array<nb::object, 7>;
+  static auto* known = new std::array<nb::object, std::size(kNames)>;
   nb::object& object = (*known)[static_cast<size_t>(dtype)];
   if (object.is_valid()) return object;
-  constexpr const char* kNames[] = {"float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8"};
   const char* name = kNames[static_cast<size_t>(dtype)];
   const nb::module_ numpy = nb::module_::import_("numpy");
   object = numpy.attr("dtype")(dtype == Dtype::kBF16 ? nb::module_::import_("ml_dtypes").attr(name) : numpy.attr(name));
@@ -256,22 +258,13 @@ void SetError(void*, const char* kind, const char* message) {
   PyErr_SetString(std::string_view(kind) == "MemoryError" ? PyExc_MemoryError : PyExc_RuntimeError, message);
 }
 
-const TypeInfo& TorchTensor(nb::handle torch) {
-  static const TypeInfo* info = [&] {
-    const nb::object type = torch.attr("Tensor");
-    return new TypeInfo{Library::kTorch, ApiOf(type, torch)};
-  }();
-  return *info;
-}
-
 NewArray EmptyTorch(Dtype dtype, int rank, const std::array<int64_t, kMaxRank>& shape, Held* held) {
   static const nb::object* torch = new nb::object(nb::module_::import_("torch"));
   std::array<int64_t, kMaxRank> sizes = shape;
-  const ExchangeApi* api = TorchTensor(*torch).api;
+  static const ExchangeApi* api = ApiOf(torch->attr("Tensor"), *torch);
   if (api == nullptr) {
     nb::list axes;
     for (int axis = 0; axis < rank; ++axis) axes.append(shape[static_cast<size_t>(axis)]);
-    constexpr const char* kNames[] = {"float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8"};
     NewArray made{torch->attr("empty")(axes, nb::arg("dtype") = torch->attr(kNames[static_cast<size_t>(dtype)])), {}};
     made.view = Write("a new tensor", made.array, held);
     return made;
