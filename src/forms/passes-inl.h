@@ -42,8 +42,8 @@ class Passes {
 #else
   static constexpr int kVectors = kTokens == 4 || S::kRankOne ? 1 : 2;
 #endif
-  // Vectors side by side where a state is left where it lies.
-  static constexpr int kWide = 4;
+  // Vectors side by side where a state is left where it lies. Where it is read first, two strips have to fit the registers and the first cache.
+  static constexpr int kWide = S::kReads && !HWY_ARCH_ARM_A64 ? 2 : 4;
   static constexpr int64_t kPanel = 2 * hn::MaxLanes(Tag<T>());
 
   static int64_t Bytes(const Job& job) {
@@ -57,11 +57,13 @@ class Passes {
   static void Run(const Job& job) {
     Arena arena(job.workspace);
     const Room room(job, arena);
+    room.pending->vectors = 0;
     for (int64_t h = 0; h < job.heads; ++h) new (room.heads + h) Passes(job, h, room, arena);
     for (int64_t h = 0; h < job.heads; ++h) room.heads[h].Begin();
     for (bool more = true; more;) {
       for (int64_t h = 0; h < job.heads; ++h) more = room.heads[h].TakeSpan(room.heads[h + 1 < job.heads ? h + 1 : 0], h + 1 < job.heads);
     }
+    room.heads[0].FinishWrite();
     for (int64_t h = 0; h < job.heads; ++h) room.heads[h].End();
   }
 
@@ -101,6 +103,17 @@ class Passes {
     T* operator[](int64_t i) const { return at + (tokens != nullptr ? tokens[i] : i) * step; }
   };
 
+  // A strip of a state in place that was read and is not yet written: S <- D S + k u' [+ w p'].
+  struct Pending {
+    T u[kWide * kLanes], p[S::kRankOne ? kWide * kLanes : 1];
+    const T *k, *w, *decay;  // a number a channel
+    T factor;
+    const T* from;
+    T* to;
+    int64_t from_row, to_row;
+    int vectors;  // 0: there is none
+  };
+
   struct Ahead;
   static constexpr int64_t kTurn = kLanes < 4 ? kLanes : 4;  // channels
   static constexpr int64_t kMostLines = 256;                 // of a step
@@ -108,8 +121,10 @@ class Passes {
   struct Room {
     Passes* heads;
     Ahead* ahead;
+    Pending* pending;
     T *q, *v, *out;     // [queries][capacity][row], [capacity][width], [queries][capacity][width]
     T* coefs;           // [blocks][row / lanes][kRows][lanes]
+    T* flat;            // [2][kRows][row]: those of a token whose state is in place, of a head and the one before it
     T* other_coefs;     // [queries - 1][blocks][row / lanes][kTokens][lanes]
     Numbers* numbers;   // [queries][blocks]
     T* sums;            // [2 kTokens][columns of a strip]
@@ -124,10 +139,12 @@ class Passes {
                     blocks = tokens / job.block + job.block - 1;  // the most that so many tokens or fewer can make
       heads = arena.Take<Passes>(job.heads);
       ahead = arena.Take<Ahead>(1);
+      pending = arena.Take<Pending>(1);
       q = arena.Take<T>(queries * tokens * row);
       v = arena.Take<T>(tokens * width);
       out = arena.Take<T>(queries * tokens * width);
       coefs = arena.Take<T>(blocks * Coefs<kTokens>::kRows * row);
+      flat = arena.Take<T>(2 * Coefs<1>::kRows * row);
       other_coefs = arena.Take<T>((queries - 1) * blocks * kTokens * row);
       numbers = arena.Take<Numbers>(queries * blocks);
       sums = arena.Take<T>(kVectors * kLanes * 2 * kTokens);
@@ -158,11 +175,13 @@ class Passes {
 
   void Begin() {
     span_.PackHead();
-    FindStreams();
     if constexpr (R::kDecay == Decay::kPerHead) power_ = static_cast<T>(std::exp(kTokens * span_.LogDecay()));
     if (span_.layer.normalize) span_.LoadKeySum(key_sum_);
     state_in_place_ = OneToken();
-    if (!state_in_place_) LoadState();
+    if (!state_in_place_) {
+      FindStreams();
+      LoadState();
+    }
   }
   void End() const {
     if (!state_in_place_) StoreState(span_.layer.out.final_state, job_.sequence);
@@ -748,7 +767,9 @@ class Passes {
 
   // ---- One token: the state where it lies ---------------------------------------------------------------------------------------------------------
   //
-  // Then it is read and written once (read once more where the update reads it), row after row as it lies in memory, and not copied.
+  // Then it is not copied, but read and written row after row as it lies in memory: in one pass, or where the update reads it in two. The second of
+  // these goes together with the first of the next strip, be it another head's: one waits for memory while the other computes. Meanwhile the strip
+  // of the next head is asked for. Sums over channels run in order; writes run from the strip's end, which is still in the first cache.
 
   bool OneToken() const {
     const ConstTensor& from = span_.layer.in.initial_state;
@@ -757,92 +778,169 @@ class Passes {
            LiesReady<T>(to, span_.job.columns);
   }
 
+  // The state in place from a vector of value columns on, before the token and after it.
+  const T* StateBefore(int64_t first) const {
+    const ConstTensor& t = span_.layer.in.initial_state;
+    return static_cast<const T*>(t.data) + contract::Offset(t, job_.sequence, job_.head, 0, job_.column + first * kLanes);
+  }
+  T* StateAfter(int64_t first) const {
+    const Tensor& t = span_.layer.out.final_state;
+    return static_cast<T*>(t.data) + contract::Offset(t, job_.sequence, job_.head, 0, job_.column + first * kLanes);
+  }
+
+  // Row `which` of Coefs<1>, a number a channel.
+  T* FlatAt(int which) const { return room_.flat + (job_.head % 2 * Coefs<1>::kRows + which) * span_.row; }
+  void FlattenCoefs() const {
+    const Tag<T> d;
+    const T* HWY_RESTRICT from = CoefsAt(0, 0);
+    T* HWY_RESTRICT to = FlatAt(0);
+    const int64_t row = span_.row;
+    for (int64_t c = 0; c < row; c += kLanes) {
+      for (int which = 0; which < Coefs<1>::kRows; ++which, from += kLanes) hn::Store(hn::Load(d, from), d, to + which * row + c);
+    }
+  }
+
   void PassInPlace() const {
+    FlattenCoefs();
     for (int64_t first = 0; first < vectors_;) {
-      const int64_t left = vectors_ - first;
-      if (left >= kWide)
-        StripInPlace<kWide>(first), first += kWide;
-      else
-        StripInPlace<1>(first), first += 1;
+      const bool wide = first + kWide <= vectors_;
+      wide ? StripInPlace<kWide>(first) : StripInPlace<1>(first);
+      first += wide ? kWide : 1;
     }
   }
 
   template <int m>
   HWY_NOINLINE void StripInPlace(int64_t first) const {
-    using At = Coefs<1>;
     const Tag<T> d;
-    const Job& job = span_.job;
-    const ConstTensor& source = span_.layer.in.initial_state;
-    const ConstTensor target = span_.layer.out.final_state;
-    const int64_t column = first * kLanes, from_row = source.strides[2], to_row = target.strides[2], K = span_.K;
-    const T* from = static_cast<const T*>(source.data) + contract::Offset(source, job.sequence, job.head, 0, job.column + column);
-    T* to = static_cast<T*>(span_.layer.out.final_state.data) + contract::Offset(target, job.sequence, job.head, 0, job.column + column);
-    const T* coefs = CoefsAt(0, 0);
-    const auto coef = [&](int which, int64_t c) HWY_ATTR { return hn::Set(d, coefs[(c / kLanes * At::kRows + which) * kLanes + c % kLanes]); };
-    const auto factor = hn::Set(d, S::kPerToken ? NumbersAt(0, 0).factor : T{1});
-    Vector<T> u[1][m], p[1][m], x_sum[m];
-    HWY_UNROLL(8)
-    for (int n = 0; n < m; ++n) {
-      u[0][n] = hn::LoadU(d, v_[0] + column + n * kLanes);
-      p[0][n] = x_sum[n] = hn::Zero(d);
-    }
+    const int64_t column = first * kLanes;
+    const T* from = StateBefore(first);
+    const T* ahead = from + (job_.head + 1 < span_.layer.state_heads ? span_.layer.in.initial_state.strides[1] : 0);
+    const int64_t from_row = span_.layer.in.initial_state.strides[2];
     // The reads of the other query heads come before the write.
     for (int64_t g = 1; g < span_.queries; ++g) {
       const T* x = CoefsAt(g, 0);
       Vector<T> sum[m];
       HWY_UNROLL(8)
       for (int n = 0; n < m; ++n) sum[n] = hn::Zero(d);
-      for (int64_t c = 0; c < K; ++c) {
+      for (int64_t c = 0; c < span_.K; ++c) {
         HWY_UNROLL(8)
         for (int n = 0; n < m; ++n) sum[n] = hn::MulAdd(hn::Set(d, x[c]), hn::LoadU(d, from + c * from_row + n * kLanes), sum[n]);
       }
       HWY_UNROLL(8)
       for (int n = 0; n < m; ++n) hn::StoreU(sum[n], d, OutOf(g) + column + n * kLanes);
     }
+    Pending& write = *room_.pending;
     if constexpr (S::kReads) {
-      Vector<T> r_sum[m];
-      HWY_UNROLL(8)
-      for (int n = 0; n < m; ++n) r_sum[n] = hn::Zero(d);
-      for (int64_t c = 0; c < K; ++c) {
-        const auto x = coef(At::kX, c), r = coef(At::kR, c);
-        HWY_UNROLL(8)
-        for (int n = 0; n < m; ++n) {
-          const auto s = hn::LoadU(d, from + c * from_row + n * kLanes);
-          x_sum[n] = hn::MulAdd(x, s, x_sum[n]);
-          r_sum[n] = hn::MulAdd(r, s, r_sum[n]);
-        }
-      }
-      HWY_UNROLL(8)
-      for (int n = 0; n < m; ++n) {
-        if constexpr (S::kDelta)
-          u[0][n] = hn::Mul(hn::Set(d, NumbersAt(0, 0).b[0][0]), hn::Sub(u[0][n], r_sum[n]));
-        else
-          p[0][n] = r_sum[n];
+      if (write.vectors == m) {
+        WriteAndRead<m, true, true>(from, ahead);
+      } else {
+        FinishWrite();
+        WriteAndRead<m, false, true>(from, ahead);
       }
     }
-    // A state that was read just now is written from its end: that end is still in the first cache.
-    for (int64_t i = 0; i < K; ++i) {
-      const int64_t c = S::kReads ? K - 1 - i : i;
-      const auto k = coef(At::kK, c);
-      HWY_UNROLL(8)
-      for (int n = 0; n < m; ++n) {
-        auto s = hn::LoadU(d, from + c * from_row + n * kLanes);
-        if constexpr (!S::kReads) x_sum[n] = hn::MulAdd(coef(At::kX, c), s, x_sum[n]);
-        if constexpr (S::kPerChannel) s = hn::Mul(s, coef(At::kD, c));
-        if constexpr (S::kPerToken) s = hn::Mul(s, factor);
-        s = hn::MulAdd(k, u[0][n], s);
-        if constexpr (S::kRankOne) s = hn::MulAdd(coef(At::kW, c), p[0][n], s);
-        hn::StoreU(s, d, to + c * to_row + n * kLanes);
-      }
+    write.vectors = m;
+    write.from = from;
+    write.to = StateAfter(first);
+    write.from_row = from_row;
+    write.to_row = span_.layer.out.final_state.strides[2];
+    write.k = FlatAt(Coefs<1>::kK);
+    write.w = FlatAt(Coefs<1>::kW);
+    write.decay = FlatAt(S::kPerChannel ? Coefs<1>::kD : 0);
+    write.factor = S::kPerToken ? NumbersAt(0, 0).factor : T{1};
+    Vector<T> u[m], p[m];
+    HWY_UNROLL(8)
+    for (int n = 0; n < m; ++n) {
+      u[n] = hn::LoadU(d, v_[0] + column + n * kLanes);
+      p[n] = hn::Zero(d);
+      if constexpr (S::kDelta) u[n] = hn::Mul(hn::Set(d, NumbersAt(0, 0).b[0][0]), hn::Sub(u[n], hn::Load(d, Sum(1, n, m))));
+      if constexpr (S::kRankOne) p[n] = hn::Load(d, Sum(1, n, m)), hn::Store(p[n], d, write.p + n * kLanes);
+      hn::Store(u[n], d, write.u + n * kLanes);
+    }
+    if constexpr (!S::kReads) {
+      WriteAndRead<m, true, true>(from, ahead);
+      write.vectors = 0;
     }
     for (int64_t g = 0; g < span_.queries; ++g) {
       const Numbers& numbers = NumbersAt(g, 0);
       HWY_UNROLL(8)
       for (int n = 0; n < m; ++n) {
         T* o = OutOf(g) + column + n * kLanes;
-        auto sum = hn::MulAdd(hn::Set(d, numbers.a[0][0]), u[0][n], g == 0 ? x_sum[n] : hn::LoadU(d, o));
-        if constexpr (S::kRankOne) sum = hn::MulAdd(hn::Set(d, numbers.aw[0][0]), p[0][n], sum);
+        auto sum = hn::MulAdd(hn::Set(d, numbers.a[0][0]), u[n], g == 0 ? hn::Load(d, Sum(0, n, m)) : hn::LoadU(d, o));
+        if constexpr (S::kRankOne) sum = hn::MulAdd(hn::Set(d, numbers.aw[0][0]), p[n], sum);
         hn::StoreU(sum, d, o);
+      }
+    }
+  }
+
+  void FinishWrite() const {
+    const int vectors = room_.pending->vectors;
+    room_.pending->vectors = 0;
+    if (vectors == kWide) WriteAndRead<kWide, true, false>(nullptr, nullptr);
+    if (vectors == 1) WriteAndRead<1, true, false>(nullptr, nullptr);
+  }
+
+  // Writes the room's strip, and reads the one at `from` for this head's token into the room's sums: x, then r. Where the update reads nothing both
+  // are the same strip. `ahead` is the strip to ask for.
+  template <int m, bool kWrite, bool kRead>
+  HWY_NOINLINE void WriteAndRead(const T* from, const T* ahead) const {
+    using At = Coefs<1>;
+    constexpr int64_t kLine = 64 / sizeof(T);
+    constexpr bool kTwo = S::kReads;
+    static_assert((kTwo ? 2 : 1) * kWide <= 2 * kTokens * kVectors, "the room's sums are too few");
+    const Tag<T> d;
+    const Pending& write = *room_.pending;
+    // Writes go from row `begin` on by `step` rows.
+    const int64_t K = span_.K, from_row = span_.layer.in.initial_state.strides[2], step = kTwo ? -1 : 1, begin = kTwo ? K - 1 : 0;
+    const int64_t old_row = kWrite ? write.from_row * step : 0, to_row = kWrite ? write.to_row * step : 0;
+    const T* old = kWrite ? write.from + begin * write.from_row : nullptr;
+    T* to = kWrite ? write.to + begin * write.to_row : nullptr;
+    const T *HWY_RESTRICT x = FlatAt(At::kX), *HWY_RESTRICT r = FlatAt(kTwo ? At::kR : At::kX);
+    const T* HWY_RESTRICT k = kWrite ? write.k + begin : x;
+    const T* HWY_RESTRICT w = kWrite ? write.w + begin : x;
+    const T* HWY_RESTRICT decay = kWrite ? write.decay + begin : x;
+    const auto factor = hn::Set(d, kWrite ? write.factor : T{1});
+    Vector<T> u[m], p[m], x_sum[m], r_sum[m];
+    HWY_UNROLL(8)
+    for (int n = 0; n < m; ++n) {
+      x_sum[n] = r_sum[n] = u[n] = p[n] = hn::Zero(d);
+      if constexpr (kWrite) u[n] = hn::Load(d, write.u + n * kLanes);
+      if constexpr (kWrite && S::kRankOne) p[n] = hn::Load(d, write.p + n * kLanes);
+    }
+    for (int64_t i = 0; i < K; ++i) {
+      if constexpr (kWrite) {
+        const auto key = hn::Set(d, k[i * step]);
+        HWY_UNROLL(8)
+        for (int n = 0; n < m; ++n) {
+          auto s = hn::LoadU(d, old + n * kLanes);
+          if constexpr (!kTwo) x_sum[n] = hn::MulAdd(hn::Set(d, x[i]), s, x_sum[n]);
+          if constexpr (S::kPerChannel) s = hn::Mul(s, hn::Set(d, decay[i * step]));
+          if constexpr (S::kPerToken) s = hn::Mul(s, factor);
+          s = hn::MulAdd(key, u[n], s);
+          if constexpr (S::kRankOne) s = hn::MulAdd(hn::Set(d, w[i * step]), p[n], s);
+          hn::StoreU(s, d, to + n * kLanes);
+        }
+        old += old_row;
+        to += to_row;
+      }
+      if constexpr (kRead) {
+        for (int64_t n = 0; n < m * kLanes; n += kLine) __builtin_prefetch(ahead + n, 0, 2);
+        ahead += from_row;
+        if constexpr (kTwo) {
+          HWY_UNROLL(8)
+          for (int n = 0; n < m; ++n) {
+            const auto s = hn::LoadU(d, from + n * kLanes);
+            x_sum[n] = hn::MulAdd(hn::Set(d, x[i]), s, x_sum[n]);
+            r_sum[n] = hn::MulAdd(hn::Set(d, r[i]), s, r_sum[n]);
+          }
+          from += from_row;
+        }
+      }
+    }
+    if constexpr (kRead) {
+      HWY_UNROLL(8)
+      for (int n = 0; n < m; ++n) {
+        hn::Store(x_sum[n], d, Sum(0, n, m));
+        if constexpr (kTwo) hn::Store(r_sum[n], d, Sum(1, n, m));
       }
     }
   }
