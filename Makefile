@@ -25,13 +25,14 @@ test-peers:
 	build/venv/bin/python -m pip install -q --no-deps fla-core==0.6.0  # its naive references; what it asks for besides is for a GPU
 	$(MAKE) test
 
-# A wheel that needs nothing of the machine it comes to, in dist/.
+# A wheel that needs nothing of the machine it comes to, in dist/, with the licence texts of what is in it of others.
 wheel:
 	tools/setup.sh build python
 	tools/venv.sh $(PYTHON_TESTS) tools/wheel-requirements.txt
 	rm -rf build/wheel
 	build/venv/bin/python -m pip wheel -q --no-deps --wheel-dir build/wheel .
-	PATH="$(CURDIR)/build/venv/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
+	PATH="$(CURDIR)/build/venv/bin:$$PATH" auditwheel repair --wheel-dir build/wheel/repaired build/wheel/*.whl
+	build/venv/bin/python tools/wheel_licences.py build/wheel/*.whl build/wheel/repaired/*.whl dist
 
 test-asan test-tsan: test-%:
 	tools/setup.sh build test ci
