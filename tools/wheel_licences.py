@@ -3,7 +3,7 @@
 
 BUILT is the wheel before the repair, from the build folder that its tag names, and REPAIRED after it. What is in it of others are the libraries that
 auditwheel grafted, and every header and library outside the tree that ninja says the extension was made of. Each belongs to a Debian package, or to
-one that pip installed here, and so does the text. The wheel goes to the folder OUT, or nowhere: where a text is missing there is a sentence and exit 1.
+one that pip installed here, and so does the text. The wheel goes to the folder OUT, or nowhere: a text that is missing is a sentence and exit 1.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ FREE_HEADERS = re.compile(r"gcc-\d+|llvm-toolchain-\d+|glibc|linux")
 # The same goes for the interface of the Python that an extension is loaded by.
 PYTHON_HEADER = re.compile(r"/include/(.+/)?python3\.\d+\w*/")
 
-# Common licences that a project's text points to for files that no binary is made of, as those texts say: Debian's packaging, examples, Perl modules
-# and a CMake file. Where this list does not say so, the licence goes into the wheel.
+# Common licences that a project's text points to only for files that the library is not made of (Debian's packaging, examples, scripts, what builds
+# it), or as the other half of a choice, as with zstd. Where this list does not say so, the licence goes into the wheel.
 NOT_INSIDE = {
     "bzip2": {"GPL-2"},
     "fmtlib": {"CC0-1.0"},
     "libzip": {"GPL-3"},
+    "libzstd": {"GPL-2"},
     "onetbb": {"GPL-1", "GPL-2"},
     "openssl": {"Artistic", "GPL-1"},
+    "xz-utils": {"GPL-2", "GPL-3", "LGPL-2.1"},
 }
 
 
