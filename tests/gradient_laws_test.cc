@@ -641,6 +641,30 @@ TEST_P(EveryRule, StridesMayBeAnything) {
     }
 }
 
+TEST_P(EveryRule, StatesMayLieTurned) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kF64})
+    for (const Options& form : Forms(rule())) {
+      SCOPED_TRACE(TextOf(form) + std::string(Name(dtype)));
+      const Full full = Everything(form, dtype);
+      const OwnedGradients dense = ComputeGradients(full.options, full.inputs, full.given);
+      OwnedGradients turned = RoomForGradients(full.options, full.inputs);
+      const Turned before(full.inputs.initial_state), final_gradient(full.given.final_state);
+      Turned initial_gradient(turned.initial_state);
+      Inputs in = full.inputs.view();
+      in.initial_state = before.view();
+      OutputGradients given = full.given.view();
+      given.final_state = final_gradient.view();
+      Gradients wanted = turned.view();
+      wanted.initial_state = initial_gradient.mutable_view();
+      Options options = full.options;
+      options.executor = UsualExecutor();
+      const Status status = AttendGradient(options, in, given, wanted);
+      ASSERT_TRUE(status.ok()) << status.message;
+      initial_gradient.CopyTo(&turned.initial_state);
+      ExpectSame(turned, dense);
+    }
+}
+
 TEST_P(EveryRule, WithoutTokensHandTheFinalGradientOn) {
   for (const Options& form : Forms(rule(), {16, 0}))
     for (const int64_t batch : {1, 3, 0})

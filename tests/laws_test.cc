@@ -2,6 +2,7 @@
 // earlier bit, nor does the number of threads, views are what they show, and what is not a number stays where the formula carries it.
 #include <sys/mman.h>
 
+#include <array>
 #include <cstring>
 #include <limits>
 
@@ -433,6 +434,35 @@ TEST_P(EveryRule, StridesMayBeAnything) {
     copy(plain.final_state, out.final_state, true);
     ExpectSameBits(strange, dense);
   }
+}
+
+TEST_P(EveryRule, AStateThatLiesTurnedGivesTheSameBits) {
+  for (const std::string& target : Targets())
+    for (const auto& [tokens, key_dim, value_dim] : {std::array<int64_t, 3>{1, 64, 128}, {1, 5, 37}, {1, 33, 64}, {33, 20, 37}, {33, 64, 16}})
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kF64, Dtype::kBF16})
+        for (Options options : AllForms(GetParam())) {
+          SCOPED_TRACE(target + " " + std::to_string(tokens) + " " + std::to_string(key_dim) + " " + std::string(Name(dtype)) + " " +
+                       std::string(Name(options.form)));
+          RandomSpec spec = Spec(GetParam(), tokens);
+          spec.dtype = dtype;
+          spec.key_dim = key_dim;
+          spec.value_dim = value_dim;
+          const OwnedInputs inputs = RandomInputs(spec);
+          options.target = target;
+          options.executor = UsualExecutor();
+          const Results dense = Compute(options, inputs.view());
+          Results results = Room(options, inputs.view());
+          const Turned before(inputs.initial_state);
+          Turned after(results.final_state);
+          Inputs in = inputs.view();
+          in.initial_state = before.view();
+          Outputs out = results.view();
+          out.final_state = after.mutable_view();
+          const Status status = Attend(options, in, out);
+          ASSERT_TRUE(status.ok()) << status.message;
+          after.CopyTo(&results.final_state);
+          ExpectSameBits(results, dense);
+        }
 }
 
 TEST(Views, ManyIntoOneBufferAndStrideZero) {

@@ -88,6 +88,46 @@ struct Results {
   }
 };
 
+// States [N, H, K, V] copied to where the channels of a value column lie side by side, with a gap behind every column.
+class Turned {
+ public:
+  explicit Turned(const Owned& dense) : size_(contract::SizeOf(dense.dtype)), view_(dense.view()) {
+    const auto& shape = dense.shape;
+    const int64_t column = shape[2] + kGap;
+    view_.strides = {shape[1] * shape[3] * column, shape[3] * column, 1, column};
+    memory_.assign(static_cast<size_t>(shape[0] * shape[1] * shape[3] * column * size_), kUntouched);
+    view_.data = memory_.data();
+    ForEach([&](int64_t i, std::byte* at) { std::memcpy(at, dense.bytes.data() + i * size_, static_cast<size_t>(size_)); });
+  }
+  ConstTensor view() const { return view_; }
+  Tensor mutable_view() const { return {const_cast<void*>(view_.data), view_.dtype, view_.rank, view_.shape, view_.strides}; }
+  // The states, dense; nothing in the gaps has changed.
+  void CopyTo(Owned* dense) {
+    ForEach([&](int64_t i, std::byte* at) {
+      std::memcpy(dense->bytes.data() + i * size_, at, static_cast<size_t>(size_));
+      std::fill(at, at + size_, kUntouched);
+    });
+    for (const std::byte byte : memory_) ASSERT_EQ(byte, kUntouched);
+  }
+
+ private:
+  static constexpr std::byte kUntouched{0x5A};
+  static constexpr int64_t kGap = 3;
+
+  template <class Each>
+  void ForEach(Each each) {
+    int64_t i = 0;
+    for (int64_t n = 0; n < view_.shape[0]; ++n)
+      for (int64_t h = 0; h < view_.shape[1]; ++h)
+        for (int64_t c = 0; c < view_.shape[2]; ++c)
+          for (int64_t e = 0; e < view_.shape[3]; ++e) each(i++, memory_.data() + contract::Offset(view_, n, h, c, e) * size_);
+  }
+
+  int64_t size_;
+  ConstTensor view_;
+  std::vector<std::byte> memory_;
+};
+
 inline int64_t StateHeads(const Inputs& in) { return std::max(in.k.shape[2], in.v.shape[2]); }
 inline int64_t Sequences(const Inputs& in) { return in.offsets.given() ? in.offsets.shape[0] - 1 : in.q.shape[0]; }
 

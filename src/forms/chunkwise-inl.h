@@ -234,18 +234,14 @@ class Chunkwise {
     const ConstTensor& t = span_.layer.in.initial_state;
     const Job& job = span_.job;
     for (int64_t p = 0; p < panels_; ++p) {
-      for (int64_t c = 0; c < span_.K; ++c) {
-        T* to = State(p) + c * panel_;
-        Fill(panel_, T{0}, to);
-        if (t.given()) LoadRow(t, contract::Offset(t, job.sequence, job.head, c, job.column + p * panel_), t.strides[3], Width(p), to);
-      }
+      Fill(span_.K * panel_, T{0}, State(p));
+      if (t.given()) LoadColumns(t, job.sequence, job.head, job.column + p * panel_, span_.K, Width(p), State(p), panel_);
     }
   }
   void StoreState(const Tensor& t, int64_t number) const {
     const Job& job = span_.job;
     for (int64_t p = 0; t.given() && p < panels_; ++p)
-      for (int64_t c = 0; c < span_.K; ++c)
-        StoreRow(t, contract::Offset(t, number, job.head, c, job.column + p * panel_), t.strides[3], Width(p), State(p) + c * panel_);
+      StoreColumns(t, number, job.head, job.column + p * panel_, span_.K, Width(p), State(p), panel_);
   }
   // Writes panel p to output head g, divided by the denominators if there are any.
   void StoreOut(int64_t g, int64_t p) const {

@@ -916,15 +916,13 @@ class Gradient {
   void LoadState(const ConstTensor& t, const ConstTensor& key_sum, int64_t number, T* to) const {
     Fill(kept_size_, T{0}, to);
     for (int64_t p = 0; t.given() && p < panels_; ++p)
-      for (int64_t c = 0; c < span_.K; ++c)
-        LoadRow(t, contract::Offset(t, number, job_.head, c, p * panel_), t.strides[3], Width(p), to + (p * span_.K + c) * panel_);
+      LoadColumns(t, number, job_.head, p * panel_, span_.K, Width(p), to + p * span_.K * panel_, panel_);
     if (key_sum.given()) LoadRow(key_sum, contract::Offset(key_sum, number, job_.head), key_sum.strides[2], span_.K, to + state_size_);
   }
   void StoreState(const T* from) const {
     const Tensor &t = wanted_.initial_state, &key_sum = wanted_.initial_key_sum;
     for (int64_t p = 0; t.given() && p < panels_; ++p)
-      for (int64_t c = 0; c < span_.K; ++c)
-        StoreRow(t, contract::Offset(t, job_.sequence, job_.head, c, p * panel_), t.strides[3], Width(p), from + (p * span_.K + c) * panel_);
+      StoreColumns(t, job_.sequence, job_.head, p * panel_, span_.K, Width(p), from + p * span_.K * panel_, panel_);
     if (key_sum.given()) StoreRow(key_sum, contract::Offset(key_sum, job_.sequence, job_.head), key_sum.strides[2], span_.K, from + state_size_);
   }
 

@@ -284,7 +284,7 @@ class Passes {
       first += vectors;
     }
   }
-  // Rows that lie ready are copied by whole vectors: a call for every row of a strip, as LoadRow makes, takes longer than the copy.
+  // Rows that lie ready are copied by whole vectors: a call for every row of a strip, as LoadColumns makes, takes longer than the copy.
   void LoadState() const {
     const ConstTensor& t = span_.layer.in.initial_state;
     const Job& job = span_.job;
@@ -293,16 +293,11 @@ class Passes {
     if (!t.given()) return;
     ForEachStrip([&](const Strip& strip) HWY_ATTR {
       const Tag<T> d;
-      const int64_t column = strip.first * kLanes, width = strip.vectors * kLanes;
-      for (int64_t c = 0; c < span_.K; ++c) {
-        T* to = strip.state + c * width;
-        const int64_t offset = contract::Offset(t, job.sequence, job.head, c, job.column + column);
-        if (ready) {
-          for (int64_t x = 0; x < width; x += kLanes) hn::Store(hn::LoadU(d, static_cast<const T*>(t.data) + offset + x), d, to + x);
-        } else {
-          LoadRow(t, offset, t.strides[3], std::min(width, job.columns - column), to);
-        }
-      }
+      const int64_t column = job.column + strip.first * kLanes, width = strip.vectors * kLanes;
+      if (!ready) return LoadColumns(t, job.sequence, job.head, column, span_.K, ColumnsOf(strip), strip.state, width);
+      const T* from = static_cast<const T*>(t.data) + contract::Offset(t, job.sequence, job.head, 0, column);
+      for (int64_t c = 0; c < span_.K; ++c, from += t.strides[2])
+        for (int64_t x = 0; x < width; x += kLanes) hn::Store(hn::LoadU(d, from + x), d, strip.state + c * width + x);
     });
   }
   void StoreState(const Tensor& t, int64_t number) const {
@@ -311,18 +306,15 @@ class Passes {
     const bool ready = LiesReady<T>(t, job.columns);
     ForEachStrip([&](const Strip& strip) HWY_ATTR {
       const Tag<T> d;
-      const int64_t column = strip.first * kLanes, width = strip.vectors * kLanes;
-      for (int64_t c = 0; c < span_.K; ++c) {
-        const T* from = strip.state + c * width;
-        const int64_t offset = contract::Offset(t, number, job.head, c, job.column + column);
-        if (ready) {
-          for (int64_t x = 0; x < width; x += kLanes) hn::StoreU(hn::Load(d, from + x), d, static_cast<T*>(t.data) + offset + x);
-        } else {
-          StoreRow(t, offset, t.strides[3], std::min(width, job.columns - column), from);
-        }
-      }
+      const int64_t column = job.column + strip.first * kLanes, width = strip.vectors * kLanes;
+      if (!ready) return StoreColumns(t, number, job.head, column, span_.K, ColumnsOf(strip), strip.state, width);
+      T* to = static_cast<T*>(t.data) + contract::Offset(t, number, job.head, 0, column);
+      for (int64_t c = 0; c < span_.K; ++c, to += t.strides[2])
+        for (int64_t x = 0; x < width; x += kLanes) hn::StoreU(hn::Load(d, strip.state + c * width + x), d, to + x);
     });
   }
+  // Those that exist.
+  int64_t ColumnsOf(const Strip& strip) const { return std::min(strip.vectors * kLanes, span_.job.columns - strip.first * kLanes); }
 
   // ---- What comes next from memory ---------------------------------------------------------------------------------------------------------------
   //

@@ -44,6 +44,26 @@ HWY_INLINE Rows<T> RowsInPlace(const ConstTensor& t, int64_t batch, int64_t head
   return {static_cast<const T*>(t.data) + contract::Offset(t, batch, 0, head, column), t.strides[1], tokens};
 }
 
+// Some columns of the state of head `head` in place `number`, as K rows to_row apart, and back. One that lies turned, the channels of a column side
+// by side, is turned in registers; its rows have room for whole vectors, which are then zero past the columns.
+template <class T>
+HWY_INLINE bool LiesTurned(const ConstTensor& t) {
+  return t.dtype == DtypeOf<T>() && t.strides[2] == 1 && t.strides[3] != 1 && reinterpret_cast<uintptr_t>(t.data) % alignof(T) == 0;
+}
+template <class T>
+HWY_INLINE void LoadColumns(const ConstTensor& t, int64_t number, int64_t head, int64_t column, int64_t K, int64_t columns, T* to, int64_t to_row) {
+  const int64_t offset = contract::Offset(t, number, head, 0, column);
+  if (LiesTurned<T>(t)) return TransposeTile(columns, K, static_cast<const T*>(t.data) + offset, t.strides[3], to, to_row);
+  for (int64_t c = 0; c < K; ++c) LoadRow(t, offset + c * t.strides[2], t.strides[3], columns, to + c * to_row);
+}
+template <class T>
+HWY_INLINE void StoreColumns(const Tensor& t, int64_t number, int64_t head, int64_t column, int64_t K, int64_t columns, const T* from,
+                             int64_t from_row) {
+  const int64_t offset = contract::Offset(t, number, head, 0, column);
+  if (LiesTurned<T>(t)) return TransposeTile(K, columns, from, from_row, static_cast<T*>(t.data) + offset, t.strides[3], false);
+  for (int64_t c = 0; c < K; ++c) StoreRow(t, offset + c * t.strides[2], t.strides[3], columns, from + c * from_row);
+}
+
 // R is a point on the axes: R::kDecay and R::kUpdate.
 template <class R, class T>
 struct Span {

@@ -336,9 +336,9 @@ HWY_INLINE void MultiplyAddLower(int vectors, int64_t rows, bool diagonal, const
   }
 }
 
-// to[c][r] = from[r][c], rows from_row and to_row apart. Columns of `to` past `rows`, up to a whole vector, are zero.
+// to[c][r] = from[r][c], rows from_row and to_row apart. With `pad`, columns of `to` past `rows`, up to a whole vector, are zero.
 template <class T>
-HWY_NOINLINE void TransposeTile(int64_t rows, int64_t columns, const T* from, int64_t from_row, T* to, int64_t to_row) {
+HWY_NOINLINE void TransposeTile(int64_t rows, int64_t columns, const T* from, int64_t from_row, T* to, int64_t to_row, bool pad = true) {
   int64_t r = 0;
 #if HWY_TARGET != HWY_SCALAR
   // Blocks of 16 bytes are turned in registers, kSide rows of a vector at once, and stored one by one.
@@ -375,7 +375,7 @@ HWY_NOINLINE void TransposeTile(int64_t rows, int64_t columns, const T* from, in
 #endif
   for (int64_t c = 0; c < columns; ++c) {
     for (int64_t x = r; x < rows; ++x) to[c * to_row + x] = from[x * from_row + c];
-    for (int64_t x = rows; x < RoundUp(rows, Lanes<T>()); ++x) to[c * to_row + x] = 0;
+    for (int64_t x = rows; pad && x < RoundUp(rows, Lanes<T>()); ++x) to[c * to_row + x] = 0;
   }
 }
 
