@@ -117,6 +117,27 @@ TEST(VerifyGradient, RaisesNoFalseAlarmWhateverTheLayerHas) {
       }
 }
 
+// Of one channel the normalised output does not depend on q: its gradient is what rounding leaves of two numbers that cancel.
+TEST(VerifyGradient, RaisesNoFalseAlarmAtOneNormalisedChannel) {
+  for (const Rule rule : {Rule::kLinear, Rule::kRetention, Rule::kSimpleGla, Rule::kGla, Rule::kRwkv6})
+    for (const FeatureMap map : {FeatureMap::kIdentity, FeatureMap::kL2Norm})
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kF64})
+        for (const int64_t tokens : {1, 33})
+          for (uint64_t seed = 1; seed <= 3; ++seed) {
+            SCOPED_TRACE(std::string(Name(rule)) + " " + std::string(Name(map)) + " " + std::string(Name(dtype)) + " " + std::to_string(tokens) +
+                         " " + std::to_string(seed));
+            Case one = Small(rule);
+            one.options.attend.feature_map = map;
+            one.options.attend.normalize = true;
+            one.options.seed = one.spec.seed = seed;
+            one.spec.dtype = dtype;
+            one.spec.tokens = tokens;
+            one.spec.key_dim = 1;
+            const GradientVerdict verdict = VerdictOn(one);
+            EXPECT_TRUE(verdict.same()) << Text(verdict);
+          }
+}
+
 TEST(VerifyGradient, JudgesEveryGradientOfEachForm) {
   const auto names = [](const GradientVerdict& verdict) {
     std::string text;

@@ -157,8 +157,7 @@ RandomSpec DrawLayer(const RuleInfo& info, std::mt19937_64& words, Options* atte
   spec.key_dim = one_of(dims);
   spec.value_dim = one_of(dims);
   spec.feature_map = one_of(maps);
-  // Of one channel l2_norm makes 1 or -1, and denominators of these cancel to nothing but rounding.
-  spec.normalize = info.can_normalize && words() % 4 == 0 && spec.feature_map != FeatureMap::kL2Norm;
+  spec.normalize = info.can_normalize && words() % 4 == 0;
   spec.initial_state = words() % 3 != 0;
   if (words() % 4 == 0) spec.valid_fraction = 0.8;
   if (words() % 4 == 0) spec.offsets = {0, spec.tokens / 3, spec.tokens / 3, spec.tokens};

@@ -3,12 +3,14 @@
 #ifndef TERCET_SRC_PROOF_ROUNDED_HPP_
 #define TERCET_SRC_PROOF_ROUNDED_HPP_
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
 #include "src/proof/monte_carlo.hpp"
+#include "src/reference/recurrent.hpp"
 
 namespace tercet::proof {
 
@@ -60,6 +62,11 @@ class Rounded {
     using std::sqrt;
     return AtRandom(sqrt(static_cast<Wide>(a.value_)));
   }
+  // As the factor of products that are rounded, which one with 1 does not show: times a random number within half a unit in the last place of 1.
+  friend Rounded Factor(Rounded a) {
+    const Wide shift = (static_cast<Wide>(Rounding::Current().Next()) * Wide(0x1p-32) - Wide(0.5)) * std::numeric_limits<Working>::epsilon();
+    return AtRandom(static_cast<Wide>(a.value_) + static_cast<Wide>(a.value_) * shift);
+  }
   // Rounded by its argument, so that equal decays share an error: a constant one that is off by a little is off at every token, which no average
   // makes better. And twice, once within half a unit of 1, for so is every product of factors that it goes into. 1 and 0 are exact in both.
   friend Rounded exp(Rounded a) {
@@ -77,5 +84,21 @@ class Rounded {
 };
 
 }  // namespace tercet::proof
+
+namespace tercet::reference {
+
+// The policy of these numbers: all else they round themselves.
+template <class Working>
+struct Exact<proof::Rounded<Working>> : Exact<Working> {
+  using Stored = proof::Rounded<Working>;
+  using Wide = Stored;
+  void Round(const Stored* x, int64_t n, Stored* y) { std::copy(x, x + n, y); }
+  void Partial(Stored* /*x*/, int64_t /*n*/) {}
+  void Factors(const Stored* x, int64_t n, Stored* y) {
+    for (int64_t i = 0; i < n; ++i) y[i] = Factor(x[i]);
+  }
+};
+
+}  // namespace tercet::reference
 
 #endif  // TERCET_SRC_PROOF_ROUNDED_HPP_

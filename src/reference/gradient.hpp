@@ -8,7 +8,7 @@
 //   delta      r = D k, w = -beta k, u = beta v:    dk += D dr - beta dw    dlog += D k dr    dv = beta du    dbeta = v du - k dw
 //   rank one   r = remove, w = write, u = v
 //   rwkv6      m_t = (S_{t-1} + diag(b) k v')' q:   q dm' joins dS after the step; what it is to b, k and v goes through diag(b) k v'
-//   normalised d_t = z_t' q_t and o_t = m_t / d_t:  dm = do / d    dd = -(m do) / d^2    dq += z dd    dz += q dd
+//   normalised d_t = z_t' q_t and o_t = m_t / d_t:  dm = do / d    dd = -(o do) / d    dq += z dd    dz += q dd
 //              z_t = D_t z_{t-1} + k_t:             dk += dz    dlog += D dz z_{t-1}    dz <- D dz. rwkv6 has z_{t-1} + diag(b) k in the place of
 //              z_t. Where d is zero the row is zero and passes nothing on
 //
@@ -68,7 +68,15 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant
   Exact<T> exact;
   Recurrent(h, exact, [&](int64_t, const T* S) { states.insert(states.end(), S, S + K * V); });
   carried.Disturb(states.data() + K * V);
-  for (int64_t i = 0; h.normalize && i < n * K; ++i) key_sums.push_back(h.D[i] * key_sums[i] + h.k[i]);
+  std::vector<T> factors(K), keys(K);
+  for (int64_t t = 0; h.normalize && t < n; ++t) {
+    exact.Factors(h.D.data() + t * K, K, factors.data());
+    exact.Factors(h.k.data() + t * K, K, keys.data());
+    for (int64_t c = 0; c < K; ++c) key_sums.push_back(factors[c] * key_sums[t * K + c] + keys[c]);
+  }
+  // By a recurrence of their own: dq is what is left of S dm and z dd, nothing where K = 1, and a scalar that rounds anew in every run
+  // (src/proof/rounded.hpp) would leave out what outputs and states do not have in common in other forms.
+  const std::vector<T> outs = h.normalize ? Recurrent(h).out : std::vector<T>();
 
   Gradient<T> a;
   a.q.assign(h.q.size(), T(0));
@@ -85,7 +93,7 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant
   std::vector<T>& dz = a.z0;
   carried.Begin(dS.data());
 
-  std::vector<T> m(V), dm(V), p(V), dp(V), handed(V), u(V), du(V), r(K), w(K), dr(K), dw(K);
+  std::vector<T> dm(V), p(V), dp(V), handed(V), u(V), du(V), r(K), w(K), dr(K), dw(K);
   std::vector<T> dM(K * V), dy(K);  // what the reads of a token add to dS and dz, in rwkv6 after its step
 
   for (int64_t t = n - 1; t >= 0; --t) {
@@ -103,18 +111,19 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant
       const T* q = h.q.data() + (g * n + t) * K;
       T* dq = a.q.data() + (g * n + t) * K;
       const T* dO = d.out.data() + (g * n + t) * V;
-      T m_dO = T(0), divisor = T(0), dd = T(0);
-      for (int64_t e = 0; e < V; ++e) {
-        m[e] = T(0);
-        for (int64_t c = 0; c < K; ++c) m[e] = m[e] + M(c, e) * q[c];
-        m_dO = m_dO + m[e] * dO[e];
-      }
+      T divisor = T(0), dd = T(0);
       if (h.normalize) {
         for (int64_t c = 0; c < K; ++c) divisor = divisor + y(c) * q[c];
         if (divisor == T(0)) continue;
-        dd = T(0) - m_dO / divisor / divisor;
+        T o_dO = T(0);
+        for (int64_t e = 0; e < V; ++e) o_dO = o_dO + outs[(g * n + t) * V + e] * dO[e];
+        dd = T(0) - o_dO / divisor;
       } else {
-        a.scale = a.scale + m_dO;
+        for (int64_t e = 0; e < V; ++e) {
+          T m = T(0);
+          for (int64_t c = 0; c < K; ++c) m = m + M(c, e) * q[c];
+          a.scale = a.scale + m * dO[e];
+        }
       }
       for (int64_t e = 0; e < V; ++e) dm[e] = h.normalize ? dO[e] / divisor : scale * dO[e];
       for (int64_t c = 0; c < K; ++c) {
