@@ -899,7 +899,7 @@ TEST_P(EveryRule, OfNextToNothingAreRightRelativeToThemselves) {
 }
 
 TEST_P(EveryRule, AreFiniteAtZeroVectors) {
-  for (const double eps : {1e-6, 1e-12})
+  for (const double eps : {1e-6, 1e-12, 0.0})
     for (const bool all : {false, true}) {
       RandomSpec spec = Spec(rule(), 40);
       spec.feature_map = FeatureMap::kL2Norm;

@@ -646,6 +646,25 @@ TEST_P(EveryRule, StrongNoAndTotalDecay) {
       ExpectStrongDecayRight(GetParam(), [=](int64_t token, int64_t) { return token == at ? -kInfinity : -0.05; });
 }
 
+TEST_P(EveryRule, ZerosStayZerosUnderL2NormWithoutEps) {
+  OwnedInputs inputs = RandomInputs(Spec(GetParam(), 33));
+  const int64_t row = 2 * 20;
+  for (Owned* tensor : {&inputs.q, &inputs.k})
+    for (int64_t i = 0; i < tensor->size(); ++i)
+      if (i / row % 3 == 0) tensor->Set(i, 0);
+  for (const std::string& target : Targets())
+    for (Options options : AllForms(GetParam())) {
+      SCOPED_TRACE(target + " " + std::string(Name(options.form)));
+      options.feature_map = FeatureMap::kL2Norm;
+      options.eps = 0;
+      options.target = target;
+      const Results results = Compute(options, inputs.view());
+      ExpectNear(results, Oracle<double>(options, inputs.view()), Tolerance(Dtype::kF32, 33, 20));
+      for (int64_t t = 0; t < 33; t += 3)
+        for (int64_t i = 0; i < 2 * 37; ++i) ASSERT_EQ(results.out.Get(t * 2 * 37 + i), 0.0);
+    }
+}
+
 TEST(Numbers, AConstantDecayKeepsItsPowersOverALongSequence) {
   // 0.99999 rounded to f32 is off by a quarter of a part in 1e7; over 1e5 tokens that is a third of a percent. Chunks of 64 do not drift.
   const int64_t tokens = 100000;

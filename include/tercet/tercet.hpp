@@ -139,7 +139,8 @@ enum class Form : uint8_t {
   kChunkwise,  // parallel inside chunks, the state handed from chunk to chunk
 };
 
-// Applied to q and to k before anything else: x, elu(x) + 1, max(x, 0), or x / sqrt(sum x^2 + eps) over the key channels.
+// Applied to q and to k before anything else: x, elu(x) + 1, max(x, 0), or x / sqrt(sum x^2 + eps) over the key channels, where a row of zeros
+// stays one without eps, too.
 enum class FeatureMap : uint8_t { kIdentity, kEluPlusOne, kRelu, kL2Norm };
 
 // What a rule is and needs, for programs that list or check rules. `name` is the one string the rule has everywhere.
@@ -286,9 +287,8 @@ struct Gradients {
 
 // Computes gradients, in the recurrent or the chunkwise form (chunks of 32 where no chunk is given): backward over the chunks, from the
 // states that Attend saved, or else from states that are computed again, forward, from the inputs. NaN and inf are data, as in Attend; with finite
-// inputs and given gradients there are none but where numbers overflow, or a row of zeros has l2_norm without eps. The same call gives the same bits
-// for any number of threads. Memory beyond inputs and gradients: for every head in flight one state a chunk as SavedBytes counts them, where none
-// were saved, and a chunk a thread.
+// inputs and given gradients there are none but where numbers overflow. The same call gives the same bits for any number of threads. Memory beyond
+// inputs and gradients: for every head in flight one state a chunk as SavedBytes counts them, where none were saved, and a chunk a thread.
 [[nodiscard]] TERCET_API Status AttendGradient(const Options& options, const Inputs& inputs, const OutputGradients& given, const Gradients& wanted);
 
 // The workspace of that call, as WorkspaceBytes says it of Attend's.

@@ -223,7 +223,7 @@ class ChunkwiseAmx {
     for (int64_t c = 0; c < row_; c += 16) {
       __m512 y = _mm512_load_ps(x + c);
       if (layer_.feature_map == FeatureMap::kL2Norm) {
-        y = _mm512_div_ps(y, norm);
+        y = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(norm, zero, _CMP_NEQ_UQ), y, norm);
       } else if (layer_.feature_map == FeatureMap::kRelu) {
         y = _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(y, zero, _CMP_LT_OQ), zero);
       } else {

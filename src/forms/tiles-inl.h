@@ -233,12 +233,10 @@ HWY_INLINE void ReluRow(int64_t n, T* row) {
   }
 }
 
-// x -> x / sqrt(sum x^2 + eps).
+// x -> x / sqrt(sum x^2 + eps), and zeros where that root is zero.
 template <class T>
 HWY_INLINE void L2NormRow(int64_t n, T eps, T* row) {
-  const Tag<T> d;
-  const T norm = std::sqrt(Dot(n, row, row) + eps);
-  for (int64_t i = 0; i < n; i += Lanes<T>()) hn::Store(hn::Div(hn::Load(d, row + i), hn::Set(d, norm)), d, row + i);
+  DivideRow(n, std::sqrt(Dot(n, row, row) + eps), row);
 }
 
 // ---- Products -----------------------------------------------------------------------------------------------------------------------------

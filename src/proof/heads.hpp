@@ -40,7 +40,7 @@ void MapFeatures(FeatureMap map, double eps, int64_t K, T* x) {
         x[c] = x[c] <= T(0) ? T(0) : x[c];
         break;
       case FeatureMap::kL2Norm:
-        x[c] = x[c] / norm;
+        x[c] = norm == T(0) ? T(0) : x[c] / norm;
         break;
     }
   }
