@@ -263,22 +263,26 @@ TEST(Ladder, KdaIsARankOneUpdate) {
 
 // ---- Sequences, valid tokens, heads -----------------------------------------------------------------------------------------------------------
 
+// One of them of a single token, whose state is computed in place where its columns are whole vectors.
 TEST_P(EveryRule, PackedSequencesAreSeparateCalls) {
-  RandomSpec spec = Spec(GetParam(), 60);
-  spec.offsets = {0, 0, 17, 18, 60, 60};
-  const OwnedInputs inputs = RandomInputs(spec);
-  for (const Options& options : AllForms(GetParam())) {
-    SCOPED_TRACE(Name(options.form));
-    const Results packed = Compute(options, inputs.view());
-    for (int64_t n = 0; n < 5; ++n) {
-      Inputs in = Tokens(inputs.view(), spec.offsets[n], spec.offsets[n + 1]);
-      in.offsets = {};
-      in.initial_state.data = static_cast<const std::byte*>(in.initial_state.data) + n * in.initial_state.strides[0] * 4;
-      in.initial_state.shape[0] = 1;
-      const Results alone = Compute(options, in);
-      const int64_t token = 2 * 37 * 4, state = 2 * 20 * 37 * 4;
-      EXPECT_TRUE(std::equal(alone.out.bytes.begin(), alone.out.bytes.end(), packed.out.bytes.begin() + spec.offsets[n] * token));
-      EXPECT_EQ(std::memcmp(packed.final_state.bytes.data() + n * state, alone.final_state.bytes.data(), state), 0);
+  for (const int64_t columns : {37, 64}) {
+    RandomSpec spec = Spec(GetParam(), 60);
+    spec.value_dim = columns;
+    spec.offsets = {0, 0, 17, 18, 60, 60};
+    const OwnedInputs inputs = RandomInputs(spec);
+    for (const Options& options : AllForms(GetParam())) {
+      SCOPED_TRACE(std::string(Name(options.form)) + " " + std::to_string(columns));
+      const Results packed = Compute(options, inputs.view());
+      for (int64_t n = 0; n < 5; ++n) {
+        Inputs in = Tokens(inputs.view(), spec.offsets[n], spec.offsets[n + 1]);
+        in.offsets = {};
+        in.initial_state.data = static_cast<const std::byte*>(in.initial_state.data) + n * in.initial_state.strides[0] * 4;
+        in.initial_state.shape[0] = 1;
+        const Results alone = Compute(options, in);
+        const int64_t token = 2 * columns * 4, state = 2 * 20 * columns * 4;
+        EXPECT_TRUE(std::equal(alone.out.bytes.begin(), alone.out.bytes.end(), packed.out.bytes.begin() + spec.offsets[n] * token));
+        EXPECT_EQ(std::memcmp(packed.final_state.bytes.data() + n * state, alone.final_state.bytes.data(), state), 0);
+      }
     }
   }
 }
