@@ -561,56 +561,6 @@ TEST_P(EveryRule, GivenGradientsThatAreMissingAreZeros) {
   }
 }
 
-// A tensor's elements where its axes lie in reverse order, every second one backwards, three elements apart and at an odd address.
-class Scattered {
- public:
-  explicit Scattered(const ConstTensor& dense) : dense_(dense), view_(dense), size_(contract::SizeOf(dense.dtype)) {
-    if (!dense.given()) return;
-    int64_t step = 3;
-    for (int axis = 0; axis < dense.rank; ++axis) {
-      view_.strides[axis] = axis % 2 == 0 ? -step : step;
-      step *= std::max<int64_t>(dense.shape[axis], 1);
-    }
-    memory_.assign(static_cast<size_t>(step * size_ + 1), kUntouched);
-    std::byte* base = memory_.data() + 1;
-    for (int axis = 0; axis < dense.rank; ++axis)
-      if (view_.strides[axis] < 0) base -= (dense.shape[axis] - 1) * view_.strides[axis] * size_;
-    view_.data = base;
-    ForEachElement([&](std::byte* here, std::byte* there) { std::memcpy(there, here, static_cast<size_t>(size_)); });
-  }
-  ConstTensor view() const { return view_; }
-  Tensor mutable_view() const { return {const_cast<void*>(view_.data), view_.dtype, view_.rank, view_.shape, view_.strides}; }
-
-  // Brings the elements back to where they came from; nothing between them has changed.
-  void Gather() {
-    ForEachElement([&](std::byte* here, std::byte* there) {
-      std::memcpy(here, there, static_cast<size_t>(size_));
-      std::fill(there, there + size_, kUntouched);
-    });
-    for (const std::byte byte : memory_) ASSERT_EQ(byte, kUntouched);
-  }
-
- private:
-  static constexpr std::byte kUntouched{0x5A};
-
-  template <class Each>
-  void ForEachElement(Each each) const {
-    if (!dense_.given()) return;
-    const auto size = [&](int axis) { return axis < dense_.rank ? dense_.shape[axis] : 1; };
-    const auto at = [&](const ConstTensor& t, int64_t i, int64_t j, int64_t k, int64_t l) {
-      return static_cast<std::byte*>(const_cast<void*>(t.data)) + contract::Offset(t, i, j, k, l) * size_;
-    };
-    for (int64_t i = 0; i < size(0); ++i)
-      for (int64_t j = 0; j < size(1); ++j)
-        for (int64_t k = 0; k < size(2); ++k)
-          for (int64_t l = 0; l < size(3); ++l) each(at(dense_, i, j, k, l), at(view_, i, j, k, l));
-  }
-
-  ConstTensor dense_, view_;
-  int64_t size_;
-  std::vector<std::byte> memory_;
-};
-
 TEST_P(EveryRule, StridesMayBeAnything) {
   for (const Dtype dtype : {Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kF16})
     for (const Options& form : Forms(rule())) {
@@ -648,8 +598,8 @@ TEST_P(EveryRule, StatesMayLieTurned) {
       const Full full = Everything(form, dtype);
       const OwnedGradients dense = ComputeGradients(full.options, full.inputs, full.given);
       OwnedGradients turned = RoomForGradients(full.options, full.inputs);
-      const Turned before(full.inputs.initial_state), final_gradient(full.given.final_state);
-      Turned initial_gradient(turned.initial_state);
+      const Scattered before(full.inputs.initial_state.view(), Scattered::kTurned), final_gradient(full.given.final_state.view(), Scattered::kTurned);
+      Scattered initial_gradient(turned.initial_state.view(), Scattered::kTurned);
       Inputs in = full.inputs.view();
       in.initial_state = before.view();
       OutputGradients given = full.given.view();
@@ -660,7 +610,7 @@ TEST_P(EveryRule, StatesMayLieTurned) {
       options.executor = UsualExecutor();
       const Status status = AttendGradient(options, in, given, wanted);
       ASSERT_TRUE(status.ok()) << status.message;
-      initial_gradient.CopyTo(&turned.initial_state);
+      initial_gradient.Gather();
       ExpectSame(turned, dense);
     }
 }

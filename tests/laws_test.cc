@@ -390,52 +390,22 @@ TEST_P(EveryRule, StridesMayBeAnything) {
   for (const Options& options : AllForms(GetParam())) {
     SCOPED_TRACE(Name(options.form));
     const Results dense = Compute(options, inputs.view());
-    // Every tensor copied to where the axes lie in reverse order, backwards, 3 elements apart and at an odd address.
-    std::vector<std::vector<std::byte>> memory;
-    const auto scatter = [&](ConstTensor t) {
-      ConstTensor view = t;
-      int64_t step = 3;
-      for (int axis = 0; axis < t.rank; ++axis) {
-        view.strides[axis] = axis % 2 == 0 ? -step : step;
-        step *= t.shape[axis];
-      }
-      memory.emplace_back(step * 4 + 1);
-      std::byte* base = memory.back().data() + 1;
-      for (int axis = 0; axis < t.rank; ++axis)
-        if (view.strides[axis] < 0) base -= (t.shape[axis] - 1) * view.strides[axis] * 4;
-      view.data = base;
-      return view;
-    };
-    const auto copy = [](const ConstTensor& from, const ConstTensor& to, bool back) {
-      for (int64_t i = 0; i < from.shape[0]; ++i)
-        for (int64_t j = 0; j < std::max<int64_t>(from.shape[1], from.rank < 2); ++j)
-          for (int64_t k = 0; k < std::max<int64_t>(from.shape[2], from.rank < 3); ++k)
-            for (int64_t l = 0; l < std::max<int64_t>(from.shape[3], from.rank < 4); ++l) {
-              std::byte* a = static_cast<std::byte*>(const_cast<void*>(from.data)) + contract::Offset(from, i, j, k, l) * 4;
-              std::byte* b = static_cast<std::byte*>(const_cast<void*>(to.data)) + contract::Offset(to, i, j, k, l) * 4;
-              std::memcpy(back ? a : b, back ? b : a, 4);
-            }
-    };
+    std::vector<Scattered> memory;
+    memory.reserve(9);
     Inputs in = inputs.view();
-    for (ConstTensor* t : {&in.q, &in.k, &in.v, &in.log_decay, &in.beta, &in.remove, &in.write, &in.bonus, &in.initial_state}) {
-      if (!t->given()) continue;
-      const ConstTensor view = scatter(*t);
-      copy(*t, view, false);
-      *t = view;
-    }
+    for (ConstTensor* t : {&in.q, &in.k, &in.v, &in.log_decay, &in.beta, &in.remove, &in.write, &in.bonus, &in.initial_state})
+      *t = memory.emplace_back(*t).view();
     Results strange = Room(options, inputs.view());
-    const Outputs plain = strange.view();
-    Outputs out = plain;
-    for (Tensor* t : {&out.out, &out.final_state}) {
-      const ConstTensor view = scatter(*t);
-      *t = {const_cast<void*>(view.data), view.dtype, view.rank, view.shape, view.strides};
-    }
+    Scattered out_rows(strange.out.view()), states(strange.final_state.view());
+    Outputs out;
+    out.out = out_rows.mutable_view();
+    out.final_state = states.mutable_view();
     Options with = options;
     with.executor = UsualExecutor();
     const Status status = Attend(with, in, out);
     ASSERT_TRUE(status.ok()) << status.message;
-    copy(plain.out, out.out, true);
-    copy(plain.final_state, out.final_state, true);
+    out_rows.Gather();
+    states.Gather();
     ExpectSameBits(strange, dense);
   }
 }
@@ -456,15 +426,15 @@ TEST_P(EveryRule, AStateThatLiesTurnedGivesTheSameBits) {
           options.executor = UsualExecutor();
           const Results dense = Compute(options, inputs.view());
           Results results = Room(options, inputs.view());
-          const Turned before(inputs.initial_state);
-          Turned after(results.final_state);
+          const Scattered before(inputs.initial_state.view(), Scattered::kTurned);
+          Scattered after(results.final_state.view(), Scattered::kTurned);
           Inputs in = inputs.view();
           in.initial_state = before.view();
           Outputs out = results.view();
           out.final_state = after.mutable_view();
           const Status status = Attend(options, in, out);
           ASSERT_TRUE(status.ok()) << status.message;
-          after.CopyTo(&results.final_state);
+          after.Gather();
           ExpectSameBits(results, dense);
         }
 }

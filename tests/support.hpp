@@ -88,43 +88,64 @@ struct Results {
   }
 };
 
-// States [N, H, K, V] copied to where the channels of a value column lie side by side, with a gap behind every column.
-class Turned {
+// A dense tensor's elements where they lie otherwise, and what lies between them, which nobody may touch.
+class Scattered {
  public:
-  explicit Turned(const Owned& dense) : size_(contract::SizeOf(dense.dtype)), view_(dense.view()) {
-    const auto& shape = dense.shape;
-    const int64_t column = shape[2] + kGap;
-    view_.strides = {shape[1] * shape[3] * column, shape[3] * column, 1, column};
-    memory_.assign(static_cast<size_t>(shape[0] * shape[1] * shape[3] * column * size_), kUntouched);
-    view_.data = memory_.data();
-    ForEach([&](int64_t i, std::byte* at) { std::memcpy(at, dense.bytes.data() + i * size_, static_cast<size_t>(size_)); });
+  enum Layout {
+    kReversed,  // the axes in reverse order, every second one backwards, three elements apart and at an odd address
+    kTurned,    // states [N, H, K, V] with the channels of a value column side by side, and a gap behind every column
+  };
+
+  explicit Scattered(const ConstTensor& dense, Layout layout = kReversed) : dense_(dense), view_(dense), size_(contract::SizeOf(dense.dtype)) {
+    if (!dense.given()) return;
+    int64_t elements = 3;
+    if (layout == kReversed) {
+      for (int axis = 0; axis < dense.rank; ++axis) {
+        view_.strides[axis] = axis % 2 == 0 ? -elements : elements;
+        elements *= std::max<int64_t>(dense.shape[axis], 1);
+      }
+    } else {
+      const int64_t column = dense.shape[2] + 3, head = dense.shape[3] * column;
+      view_.strides = {dense.shape[1] * head, head, 1, column};
+      elements = dense.shape[0] * dense.shape[1] * head;
+    }
+    memory_.assign(static_cast<size_t>(elements * size_ + 1), kUntouched);
+    std::byte* base = memory_.data() + (layout == kReversed);
+    for (int axis = 0; axis < dense.rank; ++axis)
+      if (view_.strides[axis] < 0) base -= (dense.shape[axis] - 1) * view_.strides[axis] * size_;
+    view_.data = base;
+    ForEachElement([&](std::byte* here, std::byte* there) { std::memcpy(there, here, static_cast<size_t>(size_)); });
   }
   ConstTensor view() const { return view_; }
   Tensor mutable_view() const { return {const_cast<void*>(view_.data), view_.dtype, view_.rank, view_.shape, view_.strides}; }
-  // The states, dense; nothing in the gaps has changed.
-  void CopyTo(Owned* dense) {
-    ForEach([&](int64_t i, std::byte* at) {
-      std::memcpy(dense->bytes.data() + i * size_, at, static_cast<size_t>(size_));
-      std::fill(at, at + size_, kUntouched);
+
+  // Brings the elements back to where they came from; nothing between them has changed.
+  void Gather() {
+    ForEachElement([&](std::byte* here, std::byte* there) {
+      std::memcpy(here, there, static_cast<size_t>(size_));
+      std::fill(there, there + size_, kUntouched);
     });
     for (const std::byte byte : memory_) ASSERT_EQ(byte, kUntouched);
   }
 
  private:
   static constexpr std::byte kUntouched{0x5A};
-  static constexpr int64_t kGap = 3;
 
   template <class Each>
-  void ForEach(Each each) {
-    int64_t i = 0;
-    for (int64_t n = 0; n < view_.shape[0]; ++n)
-      for (int64_t h = 0; h < view_.shape[1]; ++h)
-        for (int64_t c = 0; c < view_.shape[2]; ++c)
-          for (int64_t e = 0; e < view_.shape[3]; ++e) each(i++, memory_.data() + contract::Offset(view_, n, h, c, e) * size_);
+  void ForEachElement(Each each) const {
+    if (!dense_.given()) return;
+    const auto size = [&](int axis) { return axis < dense_.rank ? dense_.shape[axis] : 1; };
+    const auto at = [&](const ConstTensor& t, int64_t i, int64_t j, int64_t k, int64_t l) {
+      return static_cast<std::byte*>(const_cast<void*>(t.data)) + contract::Offset(t, i, j, k, l) * size_;
+    };
+    for (int64_t i = 0; i < size(0); ++i)
+      for (int64_t j = 0; j < size(1); ++j)
+        for (int64_t k = 0; k < size(2); ++k)
+          for (int64_t l = 0; l < size(3); ++l) each(at(dense_, i, j, k, l), at(view_, i, j, k, l));
   }
 
+  ConstTensor dense_, view_;
   int64_t size_;
-  ConstTensor view_;
   std::vector<std::byte> memory_;
 };
 
