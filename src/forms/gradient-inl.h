@@ -21,12 +21,15 @@
 // the i > t: running sums of s_j ds_j and of x_i dx_i over the pairs of that block. Nothing is subtracted, so that a decay of next to nothing has the
 // gradient of next to nothing which it should have; the difference of the running sums of q dq and k dk, which is shorter, leaves their rounding.
 //
+// Where a target has tile registers, products of 16 tokens and more run on them: operands rounded to bf16, sums in f32, and all else as it is.
+//
 // Forward over the chunks keeps the states of segments, which are a chunk or more, then backward from the last.
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
 
 #include "src/forms/job.hpp"
+#include "src/forms/products.hpp"
 #include "src/forms/span-inl.h"
 #include "src/forms/tiles-inl.h"
 
@@ -89,8 +92,11 @@ class Gradient {
   // Whether a score is no product of rows but where these are faded. Else a factor for each pair of tokens is enough.
   static constexpr bool kFadesHalves = S::kPerChannel;
   static constexpr int kWriters = S::kRankOne ? 2 : 1;
+  using Part = forms::Product::Part;
   // Blocks of up to this many tokens are taken pair by pair.
   static constexpr int kPairs = 4;
+  // Rows of a tile register.
+  static constexpr int64_t kBlock = 16;
 
  public:
   static int64_t Bytes(const GradientJob& job) {
@@ -101,12 +107,15 @@ class Gradient {
   static void Run(const GradientJob& job) {
     Arena arena(job.workspace);
     Gradient gradient(job, arena);
+    if (gradient.OnTiles()) job.products->configure();
     gradient.Walk();
+    if (gradient.OnTiles()) job.products->release();
   }
 
  private:
   Gradient(const GradientJob& job, Arena& arena)
-      : given_(job.gradient->given),
+      : verbs_(job.span >= kBlock ? job.products : nullptr),
+        given_(job.gradient->given),
         wanted_(job.gradient->wanted),
         sums_(job.sums),
         first_head_(job.head),
@@ -160,6 +169,10 @@ class Gradient {
     turned_ = arena.Take<T>(span_.K * panel_);
     beta_sums_ = arena.Take<T>(RoundUp(n_, Lanes<T>()));
     one_row_ = arena.Take<T>(RoundUp(span_.K > span_.layer.value_dim ? span_.K : span_.layer.value_dim, Lanes<T>()));
+    if (OnTiles()) {
+      const int64_t most = span_.K > n_ ? span_.K : n_, deep = most > span_.layer.value_dim ? most : span_.layer.value_dim;
+      tiles_ = arena.Take<std::byte>(std::max(forms::RoomFor(n_, deep), forms::RoomFor(most, n_)));
+    }
     const Inputs& in = span_.layer.in;
     const auto room = [&](const ConstTensor& t, int64_t readers, int64_t size) {
       return arena.Take<T>(t.given() && t.rank > 2 && t.shape[2] != readers ? size : 0);
@@ -288,27 +301,22 @@ class Gradient {
       FadeReaders(r);
       Scores(r, solve_);
       const T* faded = FadedReaders(r);
-      for (int64_t p = 0; p < panels_; ++p) {
-        const int vectors = Vectors(p);
-        T* read = S::kDelta ? PanelOf(residue_, p) : PanelOf(z_[1], p);
-        MultiplyAdd(vectors, span_.n, span_.K, Left<T>{faded, row_, 1}, state + p * span_.K * panel_, read, panel_, panel_, false);
-        if constexpr (S::kDelta) {
-          const Tag<T> d;
+      T* reads = S::kDelta ? residue_ : z_[1];
+      ReadState(faded, state, reads);
+      if constexpr (S::kDelta) {
+        const Tag<T> d;
+        for (int64_t p = 0; p < panels_; ++p) {
+          T* read = PanelOf(reads, p);
           const T* v = PanelOf(z_[0], p);
           for (int64_t i = 0; i < span_.n; ++i)
-            for (int64_t x = i * panel_; x < i * panel_ + vectors * Lanes<T>(); x += Lanes<T>())
+            for (int64_t x = i * panel_; x < i * panel_ + Vectors(p) * Lanes<T>(); x += Lanes<T>())
               hn::Store(hn::Sub(hn::Load(d, v + x), hn::Load(d, read + x)), d, read + x);
         }
-      }
-      if constexpr (S::kDelta) {
         for (int64_t i = 0; i < span_.n; ++i) ScaleRow(RoundUp(i, Lanes<T>()), T{-1}, solve_[0] + i * table_row_);
-        for (int64_t p = 0; p < panels_; ++p)
-          SolveLower(Vectors(p), span_.n, solve_[0], table_row_, span_.beta, PanelOf(residue_, p), PanelOf(z_[0], p));
+        SolveForward(solve_[0], span_.beta, residue_, z_[0]);
       } else {
-        for (int64_t p = 0; p < panels_; ++p) {
-          MultiplyAddLower(Vectors(p), span_.n, false, solve_[0], table_row_, PanelOf(z_[0], p), PanelOf(z_[1], p));
-          SolveLower<T>(Vectors(p), span_.n, solve_[1], table_row_, nullptr, PanelOf(z_[1], p), PanelOf(z_[1], p));
-        }
+        AddLower(solve_[0], false, z_[0], z_[1]);
+        SolveForward(solve_[1], nullptr, z_[1], z_[1]);
       }
     }
   }
@@ -328,8 +336,7 @@ class Gradient {
     T* key_sum = to + state_size_;
     for (int b = 0; b < kWriters; ++b) {
       const T* faded = FadedWriters(b);
-      for (int64_t p = 0; p < panels_; ++p)
-        MultiplyAdd(Vectors(p), span_.K, span_.n, Left<T>{faded, 1, row_}, PanelOf(z_[b], p), to + p * span_.K * panel_, panel_);
+      WriteState(faded, z_[b], to);
       if (span_.layer.normalize)
         for (int64_t j = 0; j < span_.n; ++j) AddRow(row_, faded + j * row_, key_sum);
     }
@@ -369,7 +376,7 @@ class Gradient {
     for (int64_t i = 0; S::kPerToken && i < n; ++i) pair_logs_[i] = 0;
     for (int b = 0; b < kWriters; ++b) {
       Fill(n * row_, T{0}, d_writers_[b]);
-      Columns(z_[b], z_columns_[b]);
+      if (!OnTiles()) Columns(z_[b], z_columns_[b]);
       FromTheEnd(b, d_state);
     }
     if constexpr (kDecays) {
@@ -385,10 +392,8 @@ class Gradient {
   // What the state after the chunk passes back to writer b: dz = (s F(n)) dS and ds = F(n) (dS z).
   void FromTheEnd(int b, const T* d_state) {
     const T* faded = FadedWriters(b);
-    for (int64_t p = 0; p < panels_; ++p) {
-      MultiplyAdd(Vectors(p), span_.n, span_.K, Left<T>{faded, row_, 1}, d_state + p * span_.K * panel_, PanelOf(d_z_[b], p), panel_, panel_, false);
-    }
-    Through(d_state, z_columns_[b], d_faded_);
+    ReadState(faded, d_state, d_z_[b]);
+    Through(d_state, z_[b], z_columns_[b], d_faded_);
     if (span_.layer.normalize)
       for (int64_t j = 0; j < span_.n; ++j) AddRow(row_, d_state + state_size_, d_faded_ + j * row_);
     AbsorbWriters(b, 0, span_.n, faded, ChunkWriters(), d_faded_);
@@ -428,10 +433,10 @@ class Gradient {
     Scores(x, scores_);
     for (int b = 0; b < kWriters; ++b) OwnTerms(Writer(b), scores_[b]);
     if (normalize) Divide(FadedReaders(x), state);
-    Columns(y_, y_columns_);
+    if (!OnTiles()) Columns(y_, y_columns_);
     for (int b = 0; b < kWriters; ++b) {
-      for (int64_t p = 0; p < panels_; ++p) SolveUpper<T>(Vectors(p), n, true, scores_[b], table_row_, nullptr, PanelOf(d_z_[b], p), PanelOf(y_, p));
-      Products(z_columns_[b], products_[b]);
+      AddUpper(scores_[b], true, y_, d_z_[b]);
+      Products(b);
     }
     if (normalize) {
       for (int64_t i = 0; i < n; ++i)
@@ -445,23 +450,21 @@ class Gradient {
   // The reader that removes.
   void Remove(const T* state, T* d_state) {
     const int64_t n = span_.n;
-    for (int64_t p = 0; p < panels_; ++p) {
-      if constexpr (S::kDelta) {  // d_z becomes dU, y is beta dU, which is dV, and then its negative
-        SolveUpper<T>(Vectors(p), n, false, solve_[0], table_row_, span_.beta, PanelOf(d_z_[0], p), PanelOf(y_, p));
-      } else {
-        SolveUpper<T>(Vectors(p), n, false, solve_[1], table_row_, nullptr, PanelOf(d_z_[1], p), PanelOf(d_z_[1], p));
-        SolveUpper<T>(Vectors(p), n, false, solve_[0], table_row_, nullptr, PanelOf(d_z_[0], p), PanelOf(d_z_[1], p));
-        for (int64_t i = 0; i < n; ++i) Copy(Vectors(p) * Lanes<T>(), PanelOf(d_z_[1], p) + i * panel_, PanelOf(y_, p) + i * panel_);
-      }
-    }
-    if constexpr (S::kDelta) {
+    if constexpr (S::kDelta) {  // d_z becomes dU, y is beta dU, which is dV, and then its negative
+      SolveBackward(solve_[0], span_.beta, d_z_[0], y_);
       DeliverBeta();
       DeliverValues(y_);
       for (int64_t p = 0; p < panels_; ++p)
         for (int64_t i = 0; i < n; ++i) ScaleRow(Vectors(p) * Lanes<T>(), T{-1}, PanelOf(y_, p) + i * panel_);
     }
-    Columns(y_, y_columns_);
-    for (int b = 0; b < kWriters; ++b) Products(z_columns_[b], products_[b]);
+    if constexpr (S::kRankOne) {
+      SolveBackward(solve_[1], nullptr, d_z_[1], d_z_[1]);
+      AddUpper(solve_[0], false, d_z_[1], d_z_[0]);
+      for (int64_t p = 0; p < panels_; ++p)
+        for (int64_t i = 0; i < n; ++i) Copy(Vectors(p) * Lanes<T>(), PanelOf(d_z_[1], p) + i * panel_, PanelOf(y_, p) + i * panel_);
+    }
+    if (!OnTiles()) Columns(y_, y_columns_);
+    for (int b = 0; b < kWriters; ++b) Products(b);
     const T* r = Removers();
     FadeReaders(r);
     Read(r, solve_, S::kDelta ? -1 : 1, state, d_state);
@@ -483,9 +486,8 @@ class Gradient {
   void Read(const T* x, T* const (&tables)[kWriters], T sign, const T* state, T* d_state) {
     const int64_t n = span_.n;
     const T* faded = FadedReaders(x);
-    for (int64_t p = 0; p < panels_; ++p)
-      MultiplyAdd(Vectors(p), span_.K, n, Left<T>{faded, 1, row_}, PanelOf(y_, p), d_state + p * span_.K * panel_, panel_);
-    Through(state, y_columns_, d_faded_);
+    WriteState(faded, y_, d_state);
+    Through(state, y_, y_columns_, d_faded_);
     if (span_.layer.normalize) {
       const Tag<T> d;
       T* d_key_sum = d_state + state_size_;
@@ -503,6 +505,13 @@ class Gradient {
     }
     Fill(n * row_, T{0}, d_x_);
     AbsorbReaders(0, n, faded, ChunkReaders(), d_faded_);
+    if (OnTiles() && !kFadesHalves) {
+      for (int b = 0; b < kWriters; ++b) {
+        Multiply(n, span_.K, n, TableOf(products_[b]), false, RowsOf(Writer(b)), false, RowsOf(d_x_), true, Part::kBelow);
+        Multiply(n, span_.K, n, TableOf(products_[b]), true, RowsOf(x), false, RowsOf(d_writers_[b]), true, Part::kBelow);
+      }
+      return;
+    }
     ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
       const int64_t first = middle - begin, second = end - middle;
       const T* xs = HalfReaders(x, level);
@@ -510,10 +519,16 @@ class Gradient {
       for (int b = 0; b < kWriters; ++b) {
         const T* table = products_[b] + middle * table_row_ + begin;
         const T* writers = HalfWriters(b, level);
-        MultiplyAddWide(row_, second, first, Left<T>{table, table_row_, 1}, writers + begin * row_, row_, d_xs + middle * row_, row_,
-                        !kFadesHalves || b > 0);
         T* d_writers = kFadesHalves ? d_faded_ : d_writers_[b];
-        MultiplyAddWide(row_, first, second, Left<T>{table, 1, table_row_}, xs + middle * row_, row_, d_writers + begin * row_, row_, !kFadesHalves);
+        if (OnTiles() && first >= kBlock) {
+          Multiply(second, span_.K, first, TableOf(table), false, RowsOf(writers + begin * row_), false, RowsOf(d_xs + middle * row_), b > 0);
+          Multiply(first, span_.K, second, TableOf(table), true, RowsOf(xs + middle * row_), false, RowsOf(d_writers + begin * row_), false);
+        } else {
+          MultiplyAddWide(row_, second, first, Left<T>{table, table_row_, 1}, writers + begin * row_, row_, d_xs + middle * row_, row_,
+                          !kFadesHalves || b > 0);
+          MultiplyAddWide(row_, first, second, Left<T>{table, 1, table_row_}, xs + middle * row_, row_, d_writers + begin * row_, row_,
+                          !kFadesHalves);
+        }
         if (kFadesHalves) AbsorbWriters(b, begin, middle, writers, FadesOf(level), d_writers);
       }
       if (kFadesHalves) AbsorbReaders(middle, end, xs, FadesOf(level), d_xs);
@@ -580,11 +595,8 @@ class Gradient {
   void Divide(const T* faded, const T* state) {
     const Tag<T> d;
     const int64_t n = span_.n;
-    for (int64_t p = 0; p < panels_; ++p) {
-      T* out = PanelOf(out_, p);
-      MultiplyAdd(Vectors(p), n, span_.K, Left<T>{faded, row_, 1}, state + p * span_.K * panel_, out, panel_, panel_, false);
-      MultiplyAddLower(Vectors(p), n, true, scores_[0], table_row_, PanelOf(z_[0], p), out);
-    }
+    ReadState(faded, state, out_);
+    AddLower(scores_[0], true, z_[0], out_);
     for (int64_t i = 0; i < n; ++i) {
       const T denominator = Dot(row_, faded + i * row_, state + state_size_) + Sum(i + 1, scores_[0] + i * table_row_);
       auto sum = hn::Zero(d);
@@ -748,12 +760,20 @@ class Gradient {
 
   // table_b(i, j) = sum_c x_ic s_jc Fx(i, j)_c for j < i, for every writer b. The readers are faded already.
   void Scores(const T* x, T* const (&tables)[kWriters]) const {
+    const bool whole = OnTiles() && !kFadesHalves;
+    for (int b = 0; whole && b < kWriters; ++b)
+      Multiply(span_.n, span_.n, span_.K, RowsOf(x), false, RowsOf(Writer(b)), true, TableOf(tables[b]), false);
     ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
-      for (int b = 0; b < kWriters; ++b)
-        DotRows(row_, end - middle, HalfReaders(x, level) + middle * row_, row_, middle - begin, HalfWriters(b, level) + begin * row_, row_,
-                tables[b] + middle * table_row_ + begin, table_row_);
+      for (int b = 0; !whole && b < kWriters; ++b) {
+        const T *readers = HalfReaders(x, level) + middle * row_, *writers = HalfWriters(b, level) + begin * row_;
+        T* table = tables[b] + middle * table_row_ + begin;
+        if (OnTiles() && middle - begin >= kBlock)
+          Multiply(end - middle, middle - begin, span_.K, RowsOf(readers), false, RowsOf(writers), true, TableOf(table), false);
+        else
+          DotRows(row_, end - middle, readers, row_, middle - begin, writers, row_, table, table_row_);
+      }
     });
-    for (int64_t begin = 0; begin < span_.n; begin += kPairs) {
+    for (int64_t begin = 0; !whole && begin < span_.n; begin += kPairs) {
       const int64_t count = span_.n - begin;
       for (int b = 0; b < kWriters; ++b) {
         T* table = tables[b] + begin * table_row_ + begin;
@@ -861,29 +881,112 @@ class Gradient {
     }
   }
 
-  // table(i, j) = y_i z_j for j <= i, and some of what lies above.
-  void Products(const T* z_columns, T* table) const {
-    const int64_t V = span_.layer.value_dim;
-    for (int64_t begin = 0; begin < span_.n; begin += kTileRows) {
-      const int64_t end = begin + kTileRows < span_.n ? begin + kTileRows : span_.n;
-      for (int64_t left = 0; left < end; left += panel_) {
-        const int vectors = VectorsOf(end - left);
-        for (int64_t p = 0; p < panels_; ++p)
-          MultiplyAdd(vectors, end - begin, Width(p), Left<T>{PanelOf(y_, p) + begin * panel_, panel_, 1}, z_columns + left * V + p * panel_ * panel_,
-                      table + begin * table_row_ + left, table_row_, panel_, p > 0);
-      }
-    }
+  // ---- Products -----------------------------------------------------------------------------------------------------------------------------------
+
+  bool OnTiles() const { return std::is_same_v<T, float> && verbs_ != nullptr; }
+
+  // Rows of channels, values, a state and a table as matrices.
+  template <class U>
+  forms::Matrix<U> RowsOf(U* at) const {
+    return {at, row_};
+  }
+  template <class U>
+  forms::Matrix<U> ValuesOf(U* at) const {
+    return {at, panel_, n_ * panel_};
+  }
+  template <class U>
+  forms::Matrix<U> StateOf(U* at) const {
+    return {at, panel_, span_.K * panel_};
+  }
+  template <class U>
+  forms::Matrix<U> TableOf(U* at) const {
+    return {at, table_row_};
+  }
+  template <class A, class B>
+  void Multiply(int64_t rows, int64_t columns, int64_t depth, const forms::Matrix<A>& a, bool turn_a, const forms::Matrix<B>& b, bool turn_b,
+                const forms::Matrix<T>& to, bool add, Part part = Part::kAll) const {
+    if constexpr (std::is_same_v<T, float>)
+      verbs_->multiply({rows, columns, depth, {a.at, a.row, a.panel}, turn_a, {b.at, b.row, b.panel}, turn_b, to, add, part, tiles_});
   }
 
-  // to_i = state z_i, rows of channels, from the columns of z.
-  void Through(const T* state, const T* columns, T* to) const {
-    const int64_t V = span_.layer.value_dim, K = span_.K;
-    for (int64_t left = 0; left < span_.n; left += panel_) {
-      const int64_t tokens = span_.n - left < panel_ ? span_.n - left : panel_;
+  // to = rows state, values from rows of channels.
+  void ReadState(const T* rows, const T* state, T* to) const {
+    const int64_t n = span_.n, K = span_.K;
+    if (OnTiles()) return Multiply(n, span_.layer.value_dim, K, RowsOf(rows), false, StateOf(state), false, ValuesOf(to), false);
+    for (int64_t p = 0; p < panels_; ++p)
+      MultiplyAdd(Vectors(p), n, K, Left<T>{rows, row_, 1}, state + p * K * panel_, PanelOf(to, p), panel_, panel_, false);
+  }
+  // state += rows' values.
+  void WriteState(const T* rows, const T* values, T* state) const {
+    const int64_t n = span_.n, K = span_.K;
+    if (OnTiles()) return Multiply(K, span_.layer.value_dim, n, RowsOf(rows), true, ValuesOf(values), false, StateOf(state), true);
+    for (int64_t p = 0; p < panels_; ++p) MultiplyAdd(Vectors(p), K, n, Left<T>{rows, 1, row_}, PanelOf(values, p), state + p * K * panel_, panel_);
+  }
+  // to_i = state z_i, rows of channels from values, or from their columns.
+  void Through(const T* state, const T* values, const T* columns, T* to) const {
+    const int64_t n = span_.n, V = span_.layer.value_dim, K = span_.K;
+    if (OnTiles()) return Multiply(n, K, V, ValuesOf(values), false, StateOf(state), true, RowsOf(to), false);
+    for (int64_t left = 0; left < n; left += panel_) {
+      const int64_t tokens = n - left < panel_ ? n - left : panel_;
       for (int64_t p = 0; p < panels_; ++p)
         MultiplyAdd(VectorsOf(tokens), K, Width(p), Left<T>{state + p * K * panel_, panel_, 1}, columns + left * V + p * panel_ * panel_, turned_,
                     panel_, panel_, p > 0);
       TransposeTile(K, tokens, turned_, panel_, to + left * row_, row_);
+    }
+  }
+  // products_[b](i, j) = y_i z_j for j <= i, and some of what lies above.
+  void Products(int b) const {
+    const int64_t n = span_.n, V = span_.layer.value_dim;
+    T* table = products_[b];
+    if (OnTiles()) return Multiply(n, n, V, ValuesOf(y_), false, ValuesOf(z_[b]), true, TableOf(table), false);
+    for (int64_t begin = 0; begin < n; begin += kTileRows) {
+      const int64_t end = begin + kTileRows < n ? begin + kTileRows : n;
+      for (int64_t left = 0; left < end; left += panel_) {
+        const int vectors = VectorsOf(end - left);
+        for (int64_t p = 0; p < panels_; ++p)
+          MultiplyAdd(vectors, end - begin, Width(p), Left<T>{PanelOf(y_, p) + begin * panel_, panel_, 1},
+                      z_columns_[b] + left * V + p * panel_ * panel_, table + begin * table_row_ + left, table_row_, panel_, p > 0);
+      }
+    }
+  }
+
+  // c_i += sum over j < i (j <= i with the diagonal) of table(i, j) b_j, values; and c_j += sum over i > j (i >= j) of table(i, j) b_i.
+  void AddLower(const T* table, bool diagonal, const T* b, T* c) const {
+    const int64_t n = span_.n;
+    if (OnTiles())
+      return Multiply(n, span_.layer.value_dim, n, TableOf(table), false, ValuesOf(b), false, ValuesOf(c), true,
+                      diagonal ? Part::kLower : Part::kBelow);
+    for (int64_t p = 0; p < panels_; ++p) MultiplyAddLower(Vectors(p), n, diagonal, table, table_row_, PanelOf(b, p), PanelOf(c, p));
+  }
+  void AddUpper(const T* table, bool diagonal, T* b, T* c) const {
+    const int64_t n = span_.n;
+    if (OnTiles())
+      return Multiply(n, span_.layer.value_dim, n, TableOf(table), true, ValuesOf(b), false, ValuesOf(c), true,
+                      diagonal ? Part::kLower : Part::kBelow);
+    for (int64_t p = 0; p < panels_; ++p) SolveUpper<T>(Vectors(p), n, diagonal, table, table_row_, nullptr, PanelOf(c, p), PanelOf(b, p));
+  }
+  // Forward and back substitution as SolveLower and SolveUpper do them. On tiles these do blocks, and what is between blocks are products.
+  void SolveForward(const T* table, const T* factor, T* c, T* b) const {
+    const int64_t n = span_.n, step = OnTiles() ? kBlock : n;
+    for (int64_t begin = 0; begin < n; begin += step) {
+      const int64_t count = begin + step < n ? step : n - begin, at = begin * panel_;
+      const T* rows = table + begin * table_row_;
+      if (begin > 0) Multiply(count, span_.layer.value_dim, begin, TableOf(rows), false, ValuesOf(b), false, ValuesOf(c + at), true);
+      for (int64_t p = 0; p < panels_; ++p)
+        SolveLower(Vectors(p), count, rows + begin, table_row_, factor == nullptr ? factor : factor + begin, PanelOf(c, p) + at, PanelOf(b, p) + at);
+    }
+  }
+  void SolveBackward(const T* table, const T* factor, T* c, T* b) const {
+    const int64_t n = span_.n, step = OnTiles() ? kBlock : n;
+    for (int64_t begin = (n - 1) / step * step; begin >= 0; begin -= step) {
+      const int64_t end = begin + step < n ? begin + step : n, at = begin * panel_;
+      const T* rows = table + begin * table_row_ + begin;
+      if (end < n)
+        Multiply(end - begin, span_.layer.value_dim, n - end, TableOf(table + end * table_row_ + begin), true, ValuesOf(b + end * panel_), false,
+                 ValuesOf(c + at), true);
+      for (int64_t p = 0; p < panels_; ++p)
+        SolveUpper(Vectors(p), end - begin, false, rows, table_row_, factor == nullptr ? factor : factor + begin, PanelOf(c, p) + at,
+                   PanelOf(b, p) + at);
     }
   }
 
@@ -893,7 +996,10 @@ class Gradient {
   int Vectors(int64_t p) const { return VectorsOf(Width(p)); }
   // Vectors that hold so many numbers, up to a panel.
   int VectorsOf(int64_t numbers) const { return static_cast<int>(RoundUp(numbers < panel_ ? numbers : panel_, Lanes<T>()) / Lanes<T>()); }
-  T* PanelOf(T* values, int64_t p) const { return values + p * n_ * panel_; }
+  template <class U>
+  U* PanelOf(U* values, int64_t p) const {
+    return values + p * n_ * panel_;
+  }
 
   // The rows of a head of [B, T, H, V]; zeros where it is not given.
   void PackPanels(const ConstTensor& t, int64_t head, T* to) const {
@@ -1084,6 +1190,7 @@ class Gradient {
     }
   }
 
+  const forms::Products* const verbs_;  // on tiles, or none
   const OutputGradients& given_;
   const Gradients& wanted_;
   double* sums_;
@@ -1125,6 +1232,7 @@ class Gradient {
   T* turned_;          // [K][Panel]
   T* beta_sums_;       // [n]
   T* one_row_;         // [max(K, V)]
+  std::byte* tiles_ = nullptr;
   T *shared_q_, *shared_k_, *shared_v_, *shared_log_, *shared_beta_, *shared_remove_, *shared_write_;
 };
 
