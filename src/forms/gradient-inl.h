@@ -381,8 +381,7 @@ class Gradient {
     }
     if constexpr (kDecays) {
       SetWhole();
-      AddWhole(state, d_state);
-      Fade(d_state, d_state);
+      FadeWhole(state, d_state);
     }
     for (int64_t g = 0; g < span_.queries; ++g) Query(g, state, d_state);
     if constexpr (S::kReads) Remove(state, d_state);
@@ -399,21 +398,27 @@ class Gradient {
     AbsorbWriters(b, 0, span_.n, faded, ChunkWriters(), d_faded_);
   }
 
-  // What the state before the chunk and the gradient of the one after it have in common: every token's decay lies between them.
-  void AddWhole(const T* state, const T* d_state) {
+  // What the state before the chunk and the gradient of the one after it have in common: every token's decay lies between them. And that gradient
+  // times F(n, 0).
+  void FadeWhole(const T* state, T* d_state) {
     const Tag<T> d;
     T* sums = one_row_;
     Fill(row_, T{0}, sums);
     for (int64_t c = 0; c < span_.K; ++c) {
       auto sum = hn::Zero(d);
+      const auto factor = hn::Set(d, whole_[c]);
       for (int64_t p = 0; p < panels_; ++p) {
         const int64_t at = (p * span_.K + c) * panel_;
-        for (int64_t x = at; x < at + Vectors(p) * Lanes<T>(); x += Lanes<T>())
-          sum = hn::MulAdd(hn::Load(d, state + x), hn::Load(d, d_state + x), sum);
+        for (int64_t x = at; x < at + Vectors(p) * Lanes<T>(); x += Lanes<T>()) {
+          const auto gradient = hn::Load(d, d_state + x);
+          sum = hn::MulAdd(hn::Load(d, state + x), gradient, sum);
+          hn::Store(hn::Mul(gradient, factor), d, d_state + x);
+        }
       }
       sums[c] = hn::GetLane(hn::SumOfLanes(d, sum));
       if (span_.layer.normalize) sums[c] += state[state_size_ + c] * d_state[state_size_ + c];
     }
+    MultiplyRows(row_, d_state + state_size_, whole_, d_state + state_size_);
     MultiplyRows(row_, sums, whole_, sums);
     for (int64_t i = 0; i < span_.n; ++i) AddRow(row_, sums, d_log_ + i * row_);
   }
@@ -704,24 +709,30 @@ class Gradient {
       for (int64_t i = 1; i < span_.n; ++i) {
         T* to = factors_ + i * table_row_;
         const T *from = to - table_row_, decay = span_.D[i - 1];
-        for (int64_t j = 0; j < i - 1; ++j) to[j] = from[j] * decay;
+        const Tag<T> d;
+        for (int64_t j = 0; j < i - 1; j += Lanes<T>()) hn::Store(hn::Mul(hn::Load(d, from + j), hn::Set(d, decay)), d, to + j);
         to[i - 1] = 1;
       }
     }
   }
-  // A table's numbers for j < i times these.
+  // A table's numbers for j < i times these, in whole vectors: what lies above is nobody's.
   void FadeTable(T* table) const {
-    for (int64_t i = 1; i < span_.n; ++i)
-      for (int64_t j = 0; j < i; ++j) table[i * table_row_ + j] *= factors_[i * table_row_ + j];
+    for (int64_t i = 1; i < span_.n; ++i) MultiplyRows(i, table + i * table_row_, factors_ + i * table_row_, table + i * table_row_);
   }
-  // To the decay of every token the sum of scores times products over the pairs that it lies between; then the factors to the products.
+  // To the decay of every token t the sum of scores times products over the pairs that it lies between, j < t < i; then the factors to the products.
   void FadePairs(const T* scores, T sign, T* products) const {
-    for (int64_t i = 2; i < span_.n; ++i) {
-      T sum = 0;
-      for (int64_t t = 1; t < i; ++t) {
-        sum += scores[i * table_row_ + t - 1] * products[i * table_row_ + t - 1];
-        pair_logs_[t] += sign * sum;
+    const Tag<T> d;
+    T* sums = beta_sums_;  // over i > t; nothing else is in them now
+    Fill(span_.n, T{0}, sums);
+    for (int64_t t = span_.n - 2; t > 0; --t) {
+      const int64_t at = (t + 1) * table_row_;
+      auto sum = hn::Zero(d);
+      for (int64_t j = 0; j < t; j += Lanes<T>()) {
+        const auto column = hn::MulAdd(hn::Load(d, scores + at + j), hn::Load(d, products + at + j), hn::Load(d, sums + j));
+        hn::Store(column, d, sums + j);
+        sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(t - j)), column));
       }
+      pair_logs_[t] += sign * hn::GetLane(hn::SumOfLanes(d, sum));
     }
     FadeTable(products);
   }

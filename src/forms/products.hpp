@@ -37,7 +37,7 @@ struct Product {
 inline constexpr int64_t kProductGroup = 4, kTileBytes = 1024;
 inline int64_t RoomFor(int64_t rows, int64_t depth) {
   const int64_t deep = (depth + 31) / 32;
-  return kTileBytes * ((rows + 15) / 16 * deep + kProductGroup * (deep + 2));
+  return kTileBytes * ((rows + 15) / 16 * deep + kProductGroup * (deep + 1));
 }
 
 // What a target with tile registers offers. Between configure and release a thread computes products.
