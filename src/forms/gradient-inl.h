@@ -139,18 +139,17 @@ class Gradient {
     work_ = arena.Take<T>(chunks_a_segment_ > 1 ? kept_size_ : 0);
     d_state_ = arena.Take<T>(heads_ * kept_size_);
     starts_ = arena.Take<int64_t>((job.longest + n_ - 1) / n_ + 1);
-    decays_ = arena.Take<T>(S::kPerToken ? rows : 0);
     whole_ = arena.Take<T>(row_);
     q_ = arena.Take<T>(rows);
     x_ = arena.Take<T>(rows);
     r_ = arena.Take<T>(S::kReads ? rows : 0);
-    fades_ = arena.Take<T>(kDecays ? (levels_ + 2) * rows : 0);
+    fades_ = arena.Take<T>(kDecays ? (levels_ + 2) * n_ * FactorRow() : 0);
     faded_readers_ = arena.Take<T>(kDecays ? (levels_ + 1) * rows : 0);
     factors_ = arena.Take<T>(S::kPerToken ? n_ * table_row_ : 0);
-    pair_logs_ = arena.Take<T>(S::kPerToken ? n_ : 0);
+    d_logs_ = arena.Take<T>(S::kPerToken ? RoundUp(n_, Lanes<T>()) : 0);
     d_x_ = arena.Take<T>(rows);
     d_faded_ = arena.Take<T>(rows);
-    d_log_ = arena.Take<T>(kDecays ? rows : 0);
+    d_log_ = arena.Take<T>(S::kPerChannel ? rows : 0);
     for (int b = 0; b < kWriters; ++b) {
       faded_writers_[b] = arena.Take<T>(kDecays ? (levels_ + 1) * rows : 0);
       d_writers_[b] = arena.Take<T>(rows);
@@ -276,20 +275,33 @@ class Gradient {
     walk_.Seek(starts_[c]);
     TakeNext();
   }
-  // The next tokens: keys and gates by the span, values in panels, a row of factors each.
+  // The next tokens: keys and gates by the span, values in panels.
   bool TakeNext() {
     if (!span_.Next(walk_)) return false;
     const ConstTensor& v = span_.layer.in.v;
     PackPanels(v, HeadOf(v, 2, job_.head, span_.layer.state_heads), z_[0]);
-    if constexpr (S::kPerToken) {
-      for (int64_t i = 0; i < span_.n; ++i) Fill(row_, span_.D[i], decays_ + i * row_);
-    }
     SetFades();
     FadeWriters();
     SetFactors();
     return true;
   }
-  const T* Decays() const { return S::kPerToken ? decays_ : span_.D; }
+
+  // Factors of tokens: a row each, or a number.
+  const T* Decays() const { return span_.D; }
+  int64_t FactorRow() const { return S::kPerChannel ? row_ : 1; }
+  // Token i's of channels c and on.
+  HWY_INLINE Vector<T> Factor(const T* factors, int64_t i, int64_t c) const {
+    const Tag<T> d;
+    if constexpr (S::kPerChannel) return hn::Load(d, factors + i * row_ + c);
+    return hn::Set(d, factors[i]);
+  }
+  // The rows of n tokens by their factors.
+  void MultiplyTokens(int64_t n, const T* rows, const T* factors, T* to) const {
+    if constexpr (S::kPerChannel) return MultiplyRows(n * row_, rows, factors, to);
+    const Tag<T> d;
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t c = i * row_; c < (i + 1) * row_; c += Lanes<T>()) hn::Store(hn::Mul(hn::Load(d, rows + c), hn::Set(d, factors[i])), d, to + c);
+  }
   const T* Writer(int b) const { return b == 0 ? span_.k_room : span_.w_room; }
 
   // ---- Forward ------------------------------------------------------------------------------------------------------------------------------------
@@ -325,7 +337,7 @@ class Gradient {
   const T* Removers() const {
     if constexpr (S::kRankOne) return span_.r_room;
     if constexpr (!kDecays) return span_.k_room;
-    MultiplyRows(span_.n * row_, span_.k_room, Decays(), r_);
+    MultiplyTokens(span_.n, span_.k_room, Decays(), r_);
     return r_;
   }
 
@@ -346,6 +358,8 @@ class Gradient {
   void SetWhole() {
     if constexpr (R::kDecay == Decay::kPerHead) {
       Fill(row_, static_cast<T>(std::exp(span_.LogDecay() * static_cast<double>(span_.n))), whole_);
+    } else if constexpr (S::kPerToken) {
+      Fill(row_, ChunkWriters()[0] * Decays()[0], whole_);
     } else if constexpr (kDecays) {
       MultiplyRows(row_, ChunkWriters(), Decays(), whole_);
     }
@@ -372,8 +386,8 @@ class Gradient {
   void Backward(const T* state, T* d_state) {
     Solve(state);
     const int64_t n = span_.n;
-    if constexpr (kDecays) Fill(n * row_, T{0}, d_log_);
-    for (int64_t i = 0; S::kPerToken && i < n; ++i) pair_logs_[i] = 0;
+    if constexpr (S::kPerChannel) Fill(n * row_, T{0}, d_log_);
+    for (int64_t i = 0; S::kPerToken && i < n; ++i) d_logs_[i] = 0;
     for (int b = 0; b < kWriters; ++b) {
       Fill(n * row_, T{0}, d_writers_[b]);
       if (!OnTiles()) Columns(z_[b], z_columns_[b]);
@@ -420,7 +434,13 @@ class Gradient {
     }
     MultiplyRows(row_, d_state + state_size_, whole_, d_state + state_size_);
     MultiplyRows(row_, sums, whole_, sums);
-    for (int64_t i = 0; i < span_.n; ++i) AddRow(row_, sums, d_log_ + i * row_);
+    const T all = Sum(span_.K, sums);
+    for (int64_t i = 0; i < span_.n; ++i) {
+      if constexpr (S::kPerToken)
+        d_logs_[i] += all;
+      else
+        AddRow(row_, sums, d_log_ + i * row_);
+    }
   }
 
   // Query head g of this state head.
@@ -430,7 +450,7 @@ class Gradient {
     span_.Queries(walk_.batch(), g, q_);
     const T* x = q_;
     if constexpr (kDecays && !S::kReadBefore) {
-      MultiplyRows(n * row_, q_, Decays(), x_);
+      MultiplyTokens(n, q_, Decays(), x_);
       x = x_;
     }
     PackPanels(given_.out, head, y_);
@@ -475,13 +495,14 @@ class Gradient {
     Read(r, solve_, S::kDelta ? -1 : 1, state, d_state);
     if constexpr (S::kDelta) {
       const Tag<T> d;
-      for (int64_t at = 0; at < n * row_; at += Lanes<T>()) {
-        auto d_r = hn::Load(d, d_x_ + at);
-        if constexpr (kDecays) {
-          hn::Store(hn::MulAdd(hn::Load(d, r + at), d_r, hn::Load(d, d_log_ + at)), d, d_log_ + at);
-          d_r = hn::Mul(d_r, hn::Load(d, Decays() + at));
+      for (int64_t i = 0; i < n; ++i) {
+        auto sum = hn::Zero(d);
+        for (int64_t c = 0; c < row_; c += Lanes<T>()) {
+          const int64_t at = i * row_ + c;
+          const auto d_r = Undecayed(i, c, hn::Load(d, r + at), hn::Load(d, d_x_ + at), sum);
+          hn::Store(hn::Add(hn::Load(d, d_writers_[0] + at), d_r), d, d_writers_[0] + at);
         }
-        hn::Store(hn::Add(hn::Load(d, d_writers_[0] + at), d_r), d, d_writers_[0] + at);
+        if constexpr (S::kPerToken) d_logs_[i] += hn::GetLane(hn::SumOfLanes(d, sum));
       }
     }
   }
@@ -550,20 +571,29 @@ class Gradient {
     }
   }
 
+  // The gradient of what token i's decay was multiplied to x: D d_x, and to the decay x d_x, which `sum` collects where a token has one.
+  HWY_INLINE Vector<T> Undecayed(int64_t i, int64_t c, Vector<T> x, Vector<T> d_x, Vector<T>& sum) const {
+    const Tag<T> d;
+    if constexpr (!kDecays) return d_x;
+    if constexpr (S::kPerChannel)
+      hn::Store(hn::MulAdd(x, d_x, hn::Load(d, d_log_ + i * row_ + c)), d, d_log_ + i * row_ + c);
+    else
+      sum = hn::MulAdd(x, d_x, sum);
+    return hn::Mul(d_x, Factor(Decays(), i, c));
+  }
+
   // What queries read of their own token's write, on the diagonals: dq = D dx and more, left in d_x_.
   void OwnGradients(const T* x) {
     const Tag<T> d;
     T* bonus_sums = one_row_;
     if constexpr (S::kReadBefore) Fill(row_, T{0}, bonus_sums);
     for (int64_t i = 0; i < span_.n; ++i) {
+      auto log_sum = hn::Zero(d);
       for (int64_t c = 0; c < row_; c += Lanes<T>()) {
         const int64_t at = i * row_ + c;
         auto d_q = hn::Load(d, d_x_ + at);
         const auto q = hn::Load(d, q_ + at);
-        if constexpr (kDecays && !S::kReadBefore) {
-          hn::Store(hn::MulAdd(hn::Load(d, x + at), d_q, hn::Load(d, d_log_ + at)), d, d_log_ + at);
-          d_q = hn::Mul(d_q, hn::Load(d, Decays() + at));
-        }
+        if constexpr (!S::kReadBefore) d_q = Undecayed(i, c, hn::Load(d, x + at), d_q, log_sum);
         for (int b = 0; b < kWriters; ++b) {
           const auto product = hn::Set(d, products_[b][i * table_row_ + i]);
           auto s = hn::Load(d, Writer(b) + at), read = q;
@@ -578,6 +608,7 @@ class Gradient {
         }
         hn::Store(d_q, d, d_x_ + at);
       }
+      if constexpr (S::kPerToken) d_logs_[i] += hn::GetLane(hn::SumOfLanes(d, log_sum));
     }
     if constexpr (S::kReadBefore)
       for (int64_t c = 0; c < span_.K; ++c) Sums()[2 + c] += static_cast<double>(bonus_sums[c]);
@@ -635,7 +666,7 @@ class Gradient {
 
   // The factors of a level by which rows are multiplied: in a second half, readers, those of the tokens before them in it, and in a first half,
   // writers, those of the tokens after them. Behind the levels there are two more, for the chunk's readers and its writers.
-  T* FadesOf(int64_t level) const { return fades_ + level * n_ * row_; }
+  T* FadesOf(int64_t level) const { return fades_ + level * n_ * FactorRow(); }
   T* ChunkReaders() const { return FadesOf(levels_); }
   T* ChunkWriters() const { return FadesOf(levels_ + 1); }
   void SetFades() const {
@@ -646,8 +677,21 @@ class Gradient {
         FadeRows(middle * row_, end * row_, row_, FadesOf(level));
       });
     }
-    FadeRows(0, span_.n * row_, row_, ChunkReaders());
-    FadeRows((span_.n - 1) * row_, -1, -row_, ChunkWriters());
+    if constexpr (S::kPerToken) {
+      T factor = 1;
+      for (int64_t i = 0; i < span_.n; ++i) {
+        ChunkReaders()[i] = factor;
+        factor *= Decays()[i];
+      }
+      factor = 1;
+      for (int64_t i = span_.n - 1; i >= 0; --i) {
+        ChunkWriters()[i] = factor;
+        factor *= Decays()[i];
+      }
+    } else {
+      FadeRows(0, span_.n * row_, row_, ChunkReaders());
+      FadeRows((span_.n - 1) * row_, -1, -row_, ChunkWriters());
+    }
   }
   // From row `at` on, `step` apart, to before `end`: the product of the decays of the rows walked over.
   void FadeRows(int64_t at, int64_t end, int64_t step, T* HWY_RESTRICT fades) const {
@@ -688,7 +732,7 @@ class Gradient {
         MultiplyRows((end - middle) * row_, x + at, FadesOf(level) + at, faded_readers_ + level * n_ * row_ + at);
       });
     }
-    MultiplyRows(span_.n * row_, x, ChunkReaders(), faded_readers_ + levels_ * n_ * row_);
+    MultiplyTokens(span_.n, x, ChunkReaders(), faded_readers_ + levels_ * n_ * row_);
   }
   void FadeWriters() const {
     if constexpr (!kDecays) return;
@@ -699,11 +743,11 @@ class Gradient {
           MultiplyRows((middle - begin) * row_, Writer(b) + at, FadesOf(level) + at, faded_writers_[b] + level * n_ * row_ + at);
         });
       }
-      MultiplyRows(span_.n * row_, Writer(b), ChunkWriters(), faded_writers_[b] + levels_ * n_ * row_);
+      MultiplyTokens(span_.n, Writer(b), ChunkWriters(), faded_writers_[b] + levels_ * n_ * row_);
     }
   }
 
-  // One decay a token: factors_(i, j) = Fx(i, j) for j < i, row i from row i - 1.
+  // One decay a token: factors_(i, j) = Fx(i, j) for j < i, row i from row i - 1, and 1 on the diagonal.
   void SetFactors() const {
     if constexpr (S::kPerToken) {
       for (int64_t i = 1; i < span_.n; ++i) {
@@ -711,7 +755,7 @@ class Gradient {
         const T *from = to - table_row_, decay = span_.D[i - 1];
         const Tag<T> d;
         for (int64_t j = 0; j < i - 1; j += Lanes<T>()) hn::Store(hn::Mul(hn::Load(d, from + j), hn::Set(d, decay)), d, to + j);
-        to[i - 1] = 1;
+        to[i - 1] = to[i] = 1;
       }
     }
   }
@@ -732,7 +776,7 @@ class Gradient {
         hn::Store(column, d, sums + j);
         sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(t - j)), column));
       }
-      pair_logs_[t] += sign * hn::GetLane(hn::SumOfLanes(d, sum));
+      d_logs_[t] += sign * hn::GetLane(hn::SumOfLanes(d, sum));
     }
     FadeTable(products);
   }
@@ -740,11 +784,13 @@ class Gradient {
   // d_x += fades d_faded, and to the decay of every token the sum of faded x d_faded over the rows after it.
   void AbsorbReaders(int64_t begin, int64_t end, const T* faded, const T* fades, const T* d_faded) const {
     if constexpr (!kDecays) return AddRow((end - begin) * row_, d_faded + begin * row_, d_x_ + begin * row_);
+    if constexpr (S::kPerToken) return AbsorbTokens(end - 1, begin - 1, -1, faded, fades, d_faded, d_x_);
     Absorb((end - 1) * row_, begin * row_ - 1, -row_, faded, fades, d_faded, d_x_);
   }
   // Likewise for writer b, and the rows before.
   void AbsorbWriters(int b, int64_t begin, int64_t end, const T* faded, const T* fades, const T* d_faded) const {
     if constexpr (!kDecays) return AddRow((end - begin) * row_, d_faded + begin * row_, d_writers_[b] + begin * row_);
+    if constexpr (S::kPerToken) return AbsorbTokens(begin, end, 1, faded, fades, d_faded, d_writers_[b]);
     Absorb(begin * row_, end * row_, row_, faded, fades, d_faded, d_writers_[b]);
   }
   // From row `at` on, `step` apart, to before `end`: to += fades d_faded, and d_log += the sum of faded d_faded over the rows walked over.
@@ -767,6 +813,22 @@ class Gradient {
         }
       }
     });
+  }
+
+  // Likewise where a token has one factor: from token i on, `step` apart, to before `end`.
+  void AbsorbTokens(int64_t i, int64_t end, int64_t step, const T* HWY_RESTRICT faded, const T* HWY_RESTRICT fades, const T* HWY_RESTRICT d_faded,
+                    T* HWY_RESTRICT to) const {
+    const Tag<T> d;
+    for (T before = 0; i != end; i += step) {
+      auto sum = hn::Zero(d);
+      for (int64_t x = i * row_; x < (i + 1) * row_; x += Lanes<T>()) {
+        const auto gradient = hn::Load(d, d_faded + x);
+        sum = hn::MulAdd(hn::Load(d, faded + x), gradient, sum);
+        hn::Store(hn::MulAdd(hn::Set(d, fades[i]), gradient, hn::Load(d, to + x)), d, to + x);
+      }
+      d_logs_[i] += before;
+      before += hn::GetLane(hn::SumOfLanes(d, sum));
+    }
   }
 
   // table_b(i, j) = sum_c x_ic s_jc Fx(i, j)_c for j < i, for every writer b. The readers are faded already.
@@ -1144,9 +1206,8 @@ class Gradient {
     if constexpr (S::kPerChannel) {
       DeliverRows(wanted_.log_decay, in, d_log_, shared_log_);
     } else {
-      for (int64_t i = 0; i < span_.n; ++i) beta_sums_[i] = pair_logs_[i] + Sum(span_.K, d_log_ + i * row_);
-      if constexpr (R::kDecay == Decay::kPerStep) DeliverNumbers(wanted_.log_decay, in, beta_sums_, shared_log_);
-      for (int64_t i = 0; R::kDecay == Decay::kPerHead && i < span_.n; ++i) Sums()[1] += static_cast<double>(beta_sums_[i]);
+      if constexpr (R::kDecay == Decay::kPerStep) DeliverNumbers(wanted_.log_decay, in, d_logs_, shared_log_);
+      for (int64_t i = 0; R::kDecay == Decay::kPerHead && i < span_.n; ++i) Sums()[1] += static_cast<double>(d_logs_[i]);
     }
   }
 
@@ -1217,16 +1278,15 @@ class Gradient {
   T* work_;                     // a state
   T* d_state_;                  // [heads][kept_size]
   int64_t* starts_;             // of the chunks, where the walk over the tokens stands
-  T* decays_;                   // [n][row]
   T* whole_;                    // [row], F(n, 0)
   T *q_, *x_, *r_;              // [n][row]: queries, D q, D k
   T* factors_;                  // [n][table_row]
-  T* pair_logs_;                // [n]
-  T* fades_;                    // [levels + 2][n][row], see FadesOf
+  T* d_logs_;                   // [n]: kPerToken
+  T* fades_;                    // [levels + 2][n][row], or [2][n] where a token has one factor; see FadesOf
   T* faded_readers_;            // [levels + 1][n][row]
   T* d_x_;                      // likewise
   T* d_faded_;                  // likewise
-  T* d_log_;                    // likewise
+  T* d_log_;                    // likewise: kPerChannel
   T* faded_writers_[kWriters];  // [levels + 1][n][row]
   T* d_writers_[kWriters];
   T* z_[kWriters];    // [panels][n][Panel]
