@@ -148,7 +148,7 @@ class Gradient {
     factors_ = arena.Take<T>(S::kPerToken ? n_ * table_row_ : 0);
     d_logs_ = arena.Take<T>(S::kPerToken ? RoundUp(n_, Lanes<T>()) : 0);
     d_x_ = arena.Take<T>(rows);
-    d_faded_ = arena.Take<T>(rows);
+    d_faded_ = arena.Take<T>(kDecays ? rows : 0);
     d_log_ = arena.Take<T>(S::kPerChannel ? rows : 0);
     for (int b = 0; b < kWriters; ++b) {
       faded_writers_[b] = arena.Take<T>(kDecays ? (levels_ + 1) * rows : 0);
@@ -389,7 +389,6 @@ class Gradient {
     if constexpr (S::kPerChannel) Fill(n * row_, T{0}, d_log_);
     for (int64_t i = 0; S::kPerToken && i < n; ++i) d_logs_[i] = 0;
     for (int b = 0; b < kWriters; ++b) {
-      Fill(n * row_, T{0}, d_writers_[b]);
       if (!OnTiles()) Columns(z_[b], z_columns_[b]);
       FromTheEnd(b, d_state);
     }
@@ -406,10 +405,11 @@ class Gradient {
   void FromTheEnd(int b, const T* d_state) {
     const T* faded = FadedWriters(b);
     ReadState(faded, d_state, d_z_[b]);
-    Through(d_state, z_[b], z_columns_[b], d_faded_);
+    T* d_rows = kDecays ? d_faded_ : d_writers_[b];
+    Through(d_state, z_[b], z_columns_[b], d_rows);
     if (span_.layer.normalize)
-      for (int64_t j = 0; j < span_.n; ++j) AddRow(row_, d_state + state_size_, d_faded_ + j * row_);
-    AbsorbWriters(b, 0, span_.n, faded, ChunkWriters(), d_faded_);
+      for (int64_t j = 0; j < span_.n; ++j) AddRow(row_, d_state + state_size_, d_rows + j * row_);
+    if (kDecays) AbsorbWriters(b, 0, span_.n, faded, ChunkWriters(), d_rows, false);
   }
 
   // What the state before the chunk and the gradient of the one after it have in common: every token's decay lies between them. And that gradient
@@ -513,7 +513,8 @@ class Gradient {
     const int64_t n = span_.n;
     const T* faded = FadedReaders(x);
     WriteState(faded, y_, d_state);
-    Through(state, y_, y_columns_, d_faded_);
+    T* d_rows = kDecays ? d_faded_ : d_x_;
+    Through(state, y_, y_columns_, d_rows);
     if (span_.layer.normalize) {
       const Tag<T> d;
       T* d_key_sum = d_state + state_size_;
@@ -522,15 +523,14 @@ class Gradient {
         const auto d_denominator = hn::Set(d, d_denominators_[i]);
         for (int64_t c = 0; c < row_; c += Lanes<T>()) {
           hn::Store(hn::MulAdd(d_denominator, hn::Load(d, faded + i * row_ + c), hn::Load(d, d_key_sum + c)), d, d_key_sum + c);
-          hn::Store(hn::MulAdd(d_denominator, hn::Load(d, key_sum + c), hn::Load(d, d_faded_ + i * row_ + c)), d, d_faded_ + i * row_ + c);
+          hn::Store(hn::MulAdd(d_denominator, hn::Load(d, key_sum + c), hn::Load(d, d_rows + i * row_ + c)), d, d_rows + i * row_ + c);
         }
       }
     }
     if constexpr (S::kPerToken) {
       for (int b = 0; b < kWriters; ++b) FadePairs(tables[b], sign, products_[b]);
     }
-    Fill(n * row_, T{0}, d_x_);
-    AbsorbReaders(0, n, faded, ChunkReaders(), d_faded_);
+    if (kDecays) AbsorbReaders(0, n, faded, ChunkReaders(), d_rows, false);
     if (OnTiles() && !kFadesHalves) {
       for (int b = 0; b < kWriters; ++b) {
         Multiply(n, span_.K, n, TableOf(products_[b]), false, RowsOf(Writer(b)), false, RowsOf(d_x_), true, Part::kBelow);
@@ -555,9 +555,9 @@ class Gradient {
           MultiplyAddWide(row_, first, second, Left<T>{table, 1, table_row_}, xs + middle * row_, row_, d_writers + begin * row_, row_,
                           !kFadesHalves);
         }
-        if (kFadesHalves) AbsorbWriters(b, begin, middle, writers, FadesOf(level), d_writers);
+        if (kFadesHalves) AbsorbWriters(b, begin, middle, writers, FadesOf(level), d_writers, true);
       }
-      if (kFadesHalves) AbsorbReaders(middle, end, xs, FadesOf(level), d_xs);
+      if (kFadesHalves) AbsorbReaders(middle, end, xs, FadesOf(level), d_xs, true);
     });
     for (int64_t begin = 0; begin < n; begin += kPairs) {
       for (int b = 0; b < kWriters; ++b) {
@@ -781,53 +781,47 @@ class Gradient {
     FadeTable(products);
   }
 
-  // d_x += fades d_faded, and to the decay of every token the sum of faded x d_faded over the rows after it.
-  void AbsorbReaders(int64_t begin, int64_t end, const T* faded, const T* fades, const T* d_faded) const {
-    if constexpr (!kDecays) return AddRow((end - begin) * row_, d_faded + begin * row_, d_x_ + begin * row_);
-    if constexpr (S::kPerToken) return AbsorbTokens(end - 1, begin - 1, -1, faded, fades, d_faded, d_x_);
-    Absorb((end - 1) * row_, begin * row_ - 1, -row_, faded, fades, d_faded, d_x_);
+  // d_x = fades d_faded, or with `add` += , and to the decay of every token the sum of faded x d_faded over the rows after it.
+  void AbsorbReaders(int64_t begin, int64_t end, const T* faded, const T* fades, const T* d_faded, bool add) const {
+    Absorb(end - 1, begin - 1, -1, faded, fades, d_faded, d_x_, add);
   }
   // Likewise for writer b, and the rows before.
-  void AbsorbWriters(int b, int64_t begin, int64_t end, const T* faded, const T* fades, const T* d_faded) const {
-    if constexpr (!kDecays) return AddRow((end - begin) * row_, d_faded + begin * row_, d_writers_[b] + begin * row_);
-    if constexpr (S::kPerToken) return AbsorbTokens(begin, end, 1, faded, fades, d_faded, d_writers_[b]);
-    Absorb(begin * row_, end * row_, row_, faded, fades, d_faded, d_writers_[b]);
+  void AbsorbWriters(int b, int64_t begin, int64_t end, const T* faded, const T* fades, const T* d_faded, bool add) const {
+    Absorb(begin, end, 1, faded, fades, d_faded, d_writers_[b], add);
   }
-  // From row `at` on, `step` apart, to before `end`: to += fades d_faded, and d_log += the sum of faded d_faded over the rows walked over.
-  void Absorb(int64_t at, int64_t end, int64_t step, const T* HWY_RESTRICT faded, const T* HWY_RESTRICT fades, const T* HWY_RESTRICT d_faded,
-              T* HWY_RESTRICT to) const {
-    T* HWY_RESTRICT d_log = d_log_;
-    ForColumns([&]<int m>(int64_t c, std::integral_constant<int, m>) HWY_ATTR {
-      const Tag<T> d;
-      Vector<T> sum[m];
-      HWY_UNROLL(4)
-      for (int n = 0; n < m; ++n) sum[n] = hn::Zero(d);
-      for (int64_t row = at + c; step > 0 ? row < end : row > end; row += step) {
-        HWY_UNROLL(4)
-        for (int n = 0; n < m; ++n) {
-          const int64_t x = row + n * Lanes<T>();
-          const auto gradient = hn::Load(d, d_faded + x);
-          hn::Store(hn::Add(hn::Load(d, d_log + x), sum[n]), d, d_log + x);
-          sum[n] = hn::MulAdd(hn::Load(d, faded + x), gradient, sum[n]);
-          hn::Store(hn::MulAdd(hn::Load(d, fades + x), gradient, hn::Load(d, to + x)), d, to + x);
-        }
-      }
-    });
-  }
-
-  // Likewise where a token has one factor: from token i on, `step` apart, to before `end`.
-  void AbsorbTokens(int64_t i, int64_t end, int64_t step, const T* HWY_RESTRICT faded, const T* HWY_RESTRICT fades, const T* HWY_RESTRICT d_faded,
-                    T* HWY_RESTRICT to) const {
+  // From token `begin` on, `step` apart, to before `end`: to = or += fades d_faded, and d_log += the sum of faded d_faded over the rows walked over.
+  void Absorb(int64_t begin, int64_t end, int64_t step, const T* HWY_RESTRICT faded, const T* HWY_RESTRICT fades, const T* HWY_RESTRICT d_faded,
+              T* HWY_RESTRICT to, bool add) const {
     const Tag<T> d;
-    for (T before = 0; i != end; i += step) {
-      auto sum = hn::Zero(d);
-      for (int64_t x = i * row_; x < (i + 1) * row_; x += Lanes<T>()) {
-        const auto gradient = hn::Load(d, d_faded + x);
-        sum = hn::MulAdd(hn::Load(d, faded + x), gradient, sum);
-        hn::Store(hn::MulAdd(hn::Set(d, fades[i]), gradient, hn::Load(d, to + x)), d, to + x);
+    if constexpr (S::kPerToken) {
+      T before = 0;
+      for (int64_t i = begin; i != end; i += step) {
+        auto sum = hn::Zero(d);
+        for (int64_t x = i * row_; x < (i + 1) * row_; x += Lanes<T>()) {
+          const auto gradient = hn::Load(d, d_faded + x);
+          sum = hn::MulAdd(hn::Load(d, faded + x), gradient, sum);
+          hn::Store(hn::Mul(hn::Set(d, fades[i]), gradient), d, to + x);
+        }
+        d_logs_[i] += before;
+        before += hn::GetLane(hn::SumOfLanes(d, sum));
       }
-      d_logs_[i] += before;
-      before += hn::GetLane(hn::SumOfLanes(d, sum));
+    } else if constexpr (kDecays) {
+      T* HWY_RESTRICT d_log = d_log_;
+      ForColumns([&]<int m>(int64_t c, std::integral_constant<int, m>) HWY_ATTR {
+        Vector<T> sum[m];
+        HWY_UNROLL(4)
+        for (int n = 0; n < m; ++n) sum[n] = hn::Zero(d);
+        for (int64_t i = begin; i != end; i += step) {
+          HWY_UNROLL(4)
+          for (int n = 0; n < m; ++n) {
+            const int64_t x = i * row_ + c + n * Lanes<T>();
+            const auto gradient = hn::Load(d, d_faded + x), faded_gradient = hn::Mul(hn::Load(d, fades + x), gradient);
+            hn::Store(hn::Add(hn::Load(d, d_log + x), sum[n]), d, d_log + x);
+            sum[n] = hn::MulAdd(hn::Load(d, faded + x), gradient, sum[n]);
+            hn::Store(add ? hn::Add(hn::Load(d, to + x), faded_gradient) : faded_gradient, d, to + x);
+          }
+        }
+      });
     }
   }
 
@@ -1079,7 +1073,7 @@ class Gradient {
     for (int64_t p = 0; p < panels_; ++p) {
       for (int64_t i = 0; i < span_.n; ++i) {
         T* at = PanelOf(to, p) + i * panel_;
-        Fill(Vectors(p) * Lanes<T>(), T{0}, at);
+        if (!t.given() || Width(p) % Lanes<T>() != 0) Fill(Vectors(p) * Lanes<T>(), T{0}, at);
         if (t.given()) LoadRow(t, contract::Offset(t, walk_.batch(), span_.tokens[i], head, p * panel_), t.strides[3], Width(p), at);
       }
     }
