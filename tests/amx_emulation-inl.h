@@ -49,6 +49,15 @@ struct EmulatedTiles {
     for (int i = 0; i < 16; ++i) _mm512_store_si512(to->row[i], _mm512_load_si512(Use(kTile).row[i]));
   }
 
+  template <int kTile>
+  static void LoadRows(const float* from, int64_t step) {
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(Use(kTile).row[i], _mm512_loadu_si512(from + i * step));
+  }
+  template <int kTile>
+  static void StoreRows(float* to, int64_t step) {
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * step, _mm512_load_si512(Use(kTile).row[i]));
+  }
+
   // Row by row, the first halves of the pairs and the second each in a chain of fused multiply-adds from zero, then their sum, then that and what was
   // there. To nearest even, denormals taken as zero and flushed to it, whatever the caller's mode.
   template <int kSums, int kLeft, int kRight>

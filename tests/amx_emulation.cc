@@ -13,7 +13,8 @@ namespace tercet::test {
 
 const targets::Target* EmulatedAmxTarget() {
   static const forms::Engine engine = targets::MakeEngineOnTiles<EmulatedTiles, HWY_AVX3>();
-  static const targets::Target target{"AMX_EMULATED", &targets::RecurrentEngine<HWY_AVX3>(), &engine, &targets::GradientEngineOf<HWY_AVX3>()};
+  static const forms::GradientEngine gradient = targets::MakeGradientEngineOnTiles<EmulatedTiles, HWY_AVX3>();
+  static const targets::Target target{"AMX_EMULATED", &targets::RecurrentEngine<HWY_AVX3>(), &engine, &gradient};
   return (hwy::SupportedTargets() & HWY_AVX3) != 0 ? &target : nullptr;
 }
 

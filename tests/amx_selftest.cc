@@ -13,6 +13,7 @@
 #include "src/contract/layer.hpp"
 #include "src/floating_mode.hpp"
 #include "src/forms/chunkwise_amx-inl.h"
+#include "src/forms/products_amx-inl.h"
 #include "src/proof/inputs.hpp"
 #include "src/rules/all.hpp"
 #include "tests/amx_emulation-inl.h"
@@ -95,6 +96,35 @@ void CheckProducts() {
       }
 }
 
+// Matrices, turned and as they lie, whole and below the diagonal, with whole tiles and rows left over.
+void CheckMatrices() {
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal;
+  for (int n = 0; n < 24; ++n) {
+    const int64_t sizes[] = {5, 16, 33, 64, 100};
+    const auto any = [&] { return sizes[random() % 5]; };
+    forms::Product product{any(), any(), any(), {nullptr, 128}, n % 2 == 0, {nullptr, 128}, n / 2 % 2 == 0, {nullptr, 128}, n / 4 % 2 == 0};
+    product.part = n % 3 == 0 ? forms::Product::Part::kAll : n % 3 == 1 ? forms::Product::Part::kBelow : forms::Product::Part::kLower;
+    std::vector<float> a(128 * 128), b(128 * 128), real(128 * 128);
+    for (std::vector<float>* numbers : {&a, &b, &real})
+      for (float& x : *numbers) x = normal(random);
+    std::vector<float> emulated = real;
+    std::vector<amx::Tile> room(static_cast<size_t>(forms::RoomFor(product.rows, product.depth) / forms::kTileBytes));
+    product.a.at = a.data();
+    product.b.at = b.data();
+    product.room = reinterpret_cast<std::byte*>(room.data());
+    for (const bool hardware : {true, false}) {
+      const forms::Products& products = hardware ? amx::ProductsOn<amx::HardwareTiles>::All() : amx::ProductsOn<EmulatedTiles>::All();
+      product.to.at = hardware ? real.data() : emulated.data();
+      products.configure();
+      products.multiply(product);
+      products.release();
+    }
+    Report("matrices " + std::to_string(product.rows) + " x " + std::to_string(product.columns) + " over " + std::to_string(product.depth),
+           SameNumbers(real.data(), emulated.data(), 128 * 128));
+  }
+}
+
 void CheckNarrow() {
   std::mt19937 random(8);
   bool same = true;
@@ -175,6 +205,7 @@ int main(int count, char** arguments) {
   }
   test::CheckNarrow();
   test::CheckProducts();
+  test::CheckMatrices();
   rules::All::ForEach([]<class R>(R) {
     test::CheckEngine<R>(70, 33, 5);
     test::CheckEngine<R>(130, 128, 128);

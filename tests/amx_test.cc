@@ -1,7 +1,8 @@
 // What runs on the tiles of Intel AMX: the verbs, the emulated registers against loops written from the manual, and the engine against the oracle and
-// its laws, on the emulation and, where the machine has AMX, on the real tiles.
+// its laws, on the emulation and, where the machine has AMX, on the real tiles; the gradients likewise.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,9 +11,11 @@
 #include "src/contract/half.hpp"
 #include "src/floating_mode.hpp"
 #include "tests/amx_emulation.hpp"
+#include "tests/gradients.hpp"
 #include "tests/support.hpp"
 
 #if defined(__x86_64__)
+#include "src/forms/products_amx-inl.h"
 #include "tests/amx_emulation-inl.h"
 
 TERCET_BEFORE_AMX
@@ -138,6 +141,70 @@ void Tiles() {
   EmulatedTiles::faults = 0;
 }
 
+// Every way to lie, to be turned and to be cut, against sums over the operands as they are rounded; rows and columns around stay as they were.
+void Products() {
+  using forms::Matrix;
+  using Part = forms::Product::Part;
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  const auto bf16 = [](float x) { return static_cast<double>(contract::Widen(contract::Narrow<BFloat16>(x))); };
+  const int64_t sizes[] = {1, 5, 16, 17, 32, 33, 64, 70, 130};
+  for (int n = 0; n < 300; ++n) {
+    const auto any = [&] { return sizes[random() % 9]; };
+    forms::Product product{any(), any(), any(), {}, n % 2 == 0, {}, n / 2 % 2 == 0, {}, n / 4 % 2 == 0};
+    product.part = std::array{Part::kAll, Part::kBelow, Part::kLower}[n % 3];
+    const int64_t rows = product.rows, columns = product.columns, depth = product.depth;
+    // A matrix of rows of 160 numbers or, by turns, of panels; `columns` of its rows are numbers, all others are not.
+    const auto fill = [&](auto* matrix, std::vector<float>& numbers, int64_t count, int64_t width, bool panels) {
+      numbers.assign(static_cast<size_t>(3 * 160 * (count + 1)), std::numeric_limits<float>::quiet_NaN());
+      matrix->at = numbers.data();
+      matrix->row = panels ? 64 : 160;
+      matrix->panel = panels ? 64 * count + 32 : 64;
+      for (int64_t i = 0; i < count; ++i)
+        for (int64_t c = 0; c < width; ++c) numbers[static_cast<size_t>(c / 64 * matrix->panel + i * matrix->row + c % 64)] = normal(random);
+    };
+    const auto at = [](const auto& matrix, int64_t i, int64_t c) { return c / 64 * matrix.panel + i * matrix.row + c % 64; };
+    std::vector<float> a, b, to;
+    fill(&product.a, a, product.turn_a ? depth : rows, product.turn_a ? rows : depth, n / 8 % 2 == 0);
+    fill(&product.b, b, product.turn_b ? columns : depth, product.turn_b ? depth : columns, n / 16 % 2 == 0);
+    fill(&product.to, to, rows, (columns + 15) / 16 * 16, n / 32 % 2 == 0);
+    const bool tainted = product.part != Part::kAll && n % 5 == 0;
+    // Of the last token: whoever leaves it out stays as it is.
+    if (tainted) b[static_cast<size_t>(product.turn_b ? at(product.b, 0, depth - 1) : at(product.b, depth - 1, 0))] = INFINITY;
+    const std::vector<float> before = to;
+    std::vector<std::byte> room(static_cast<size_t>(forms::RoomFor(rows, depth)) + 128);
+    product.room = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64);
+    EmulatedTiles::Configure();
+    amx::ProductsOn<EmulatedTiles>::Multiply(product);
+    EmulatedTiles::Release();
+    SCOPED_TRACE(testing::Message() << n << ": " << rows << " x " << columns << " over " << depth);
+    std::vector<bool> written(to.size());
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t c = 0; c < (columns + 15) / 16 * 16; ++c) {
+        double sum = 0, size = 0;
+        bool infinite = false;
+        for (int64_t d = 0; c < columns && d < depth; ++d) {
+          const int64_t row = product.turn_a ? d : i, column = product.turn_a ? i : d;
+          if (product.part == Part::kBelow && column >= row) continue;
+          if (product.part == Part::kLower && column > row) continue;
+          const float right = b[static_cast<size_t>(product.turn_b ? at(product.b, c, d) : at(product.b, d, c))];
+          infinite = infinite || std::isinf(right);
+          sum += bf16(a[static_cast<size_t>(at(product.a, row, column))]) * bf16(right);
+          size += std::abs(bf16(a[static_cast<size_t>(at(product.a, row, column))]) * bf16(right));
+        }
+        const auto place = static_cast<size_t>(at(product.to, i, c));
+        written[place] = true;
+        const double want = sum + (product.add ? static_cast<double>(before[place]) : 0);
+        if (infinite)
+          ASSERT_FALSE(std::isfinite(to[place])) << i << " " << c;
+        else  // where one is not finite, a group of columns is summed of numbers that are not rounded
+          ASSERT_NEAR(static_cast<double>(to[place]), want, size * (tainted ? 0x1p-7 : 1e-5) + 1e-6) << i << " " << c;
+      }
+    for (size_t i = 0; i < to.size(); ++i) ASSERT_TRUE(written[i] || Bits(to[i]) == Bits(before[i])) << i;
+  }
+  ASSERT_EQ(EmulatedTiles::faults, 0);
+}
+
 void Vectors() {
   amx::Sums from, turned;
   float value = 0;
@@ -199,6 +266,10 @@ TEST(Verbs, ProductAsTheManualHasIt) {
 TEST(Verbs, ProductsOfSeveralTiles) {
   SKIP_WITHOUT_AVX3();
   amx_checks::Tiles();
+}
+TEST(Verbs, ProductsOfMatrices) {
+  SKIP_WITHOUT_AVX3();
+  amx_checks::Products();
 }
 TEST(Verbs, TurnAndSumRows) {
   SKIP_WITHOUT_AVX3();
@@ -495,6 +566,170 @@ TEST_P(EveryRule, ViewsAreWhatTheyShow) {
     ASSERT_TRUE(status.ok()) << status.message;
     for (int64_t i = 0; i < room.out.size(); ++i) std::memcpy(room.out.bytes.data() + 2 * i, wide.data() + 1 + 4 * i, 2);
     ExpectSameBits(room, plain);
+  }
+}
+
+// ---- Gradients ----------------------------------------------------------------------------------------------------------------------------------
+
+class EveryGradient : public EveryRule {
+ public:
+  static std::vector<const std::vector<double>*> Parts(const proof::InputGradients<double>& x) {
+    return {&x.q, &x.k, &x.v, &x.log_decay, &x.beta, &x.remove, &x.write, &x.bonus, &x.initial_state, &x.initial_key_sum};
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Amx, EveryGradient, testing::ValuesIn([] {
+                           std::vector<Rule> rules;
+                           for (const RuleInfo& one : Rules()) rules.push_back(one.rule);
+                           return rules;
+                         }()),
+                         [](const auto& instance) { return std::string(Name(instance.param)); });
+
+// Against the truth on the numbers before they were rounded, the error is at most twice that of rounding inputs, what is given and gradients alone.
+TEST_P(EveryGradient, ErrsLittleMoreThanItsInputs) {
+  for (const int64_t dim : {64, 128})
+    for (const bool gates : {false, true}) {
+      RandomSpec spec = Spec(150);
+      spec.dtype = Dtype::kF32;
+      spec.key_dim = spec.value_dim = dim;
+      const OwnedInputs inputs = RandomInputs(spec), halved = Halved(inputs, gates);
+      Options options;
+      options.rule = GetParam();
+      const OwnedGiven given = DrawGiven(options, inputs.view(), 3), given_halved{Cast(given.out, Dtype::kBF16), given.final_state, {}};
+      const proof::InputGradients<double> truth = OracleGradients<double>(options, inputs.view(), given.view());
+      const proof::InputGradients<double> rounded = OracleGradients<double>(options, halved.view(), given_halved.view());
+      for (const std::string& target : Tested())
+        for (const int64_t chunk : {0, 16, 64}) {
+          OwnedGradients got = ComputeGradients(OnTarget(target, chunk), halved, given_halved);
+          for (size_t part = 0; part < got.All().size(); ++part) {
+            const auto [name, tensor] = got.All()[part];
+            if (tensor->shape.empty()) continue;
+            Owned least = *tensor;
+            for (int64_t i = 0; i < least.size(); ++i) least.Set(i, (*Parts(rounded)[part])[static_cast<size_t>(i)]);
+            const double noise = RootMeanSquare(Numbers(least), *Parts(truth)[part]);
+            ASSERT_GT(noise, 0) << name;
+            EXPECT_LE(RootMeanSquare(Numbers(*tensor), *Parts(truth)[part]), 2 * noise)
+                << target << " dim " << dim << " chunk " << chunk << " " << name << (gates ? ", gates of bf16" : "");
+          }
+        }
+    }
+}
+
+// A number of a gradient has been through a walk forward and one back, twice as many roundings.
+constexpr double kGradientTolerance = 2 * kTolerance;
+
+TEST_P(EveryGradient, ConformsOnOddShapes) {
+  const int64_t dims[] = {1, 5, 33, 96, 128, 257}, all_tokens[] = {0, 1, 15, 16, 17, 63, 64, 65, 200}, chunks[] = {64, 16, 0, 33, 48, 200};
+  int64_t n = 0;
+  for (const int64_t tokens : all_tokens)
+    for (int i = 0; i < 6; ++i, ++n) {
+      RandomSpec spec = Spec(tokens);
+      spec.key_dim = dims[i];
+      spec.value_dim = dims[(i + n) % 6];
+      spec.seed = static_cast<uint64_t>(n);
+      spec.heads = 1 + n % 2;
+      Options options;
+      options.rule = GetParam();
+      if (n % 5 == 1) spec.q_heads = 2 * spec.heads;
+      if (n % 5 == 2) spec.q_heads = spec.k_heads = 1, spec.gate_heads = 1;
+      if (n % 5 == 3) spec.batch = 2;
+      if (n % 5 == 4 && tokens > 0) spec.offsets = {0, tokens / 3, tokens / 3, tokens};
+      if (n % 4 == 3) spec.valid_fraction = 0.7;
+      if (n % 3 == 1) options.feature_map = FeatureMap::kEluPlusOne;
+      if (n % 3 == 1 && Info(GetParam()).can_normalize) options.normalize = spec.normalize = true;
+      if (n % 3 == 2) options.feature_map = FeatureMap::kL2Norm;
+      if (n % 3 != 0 && !Info(GetParam()).can_normalize) options.feature_map = FeatureMap::kL2Norm;
+      if (n % 2 == 0) spec.gate_dtype = Dtype::kBF16;
+      spec.initial_state = n % 6 != 0;
+      OwnedInputs inputs = RandomInputs(spec);
+      for (int64_t c = 0; options.normalize && !inputs.bonus.shape.empty() && c < inputs.bonus.size(); ++c)
+        inputs.bonus.Set(c, std::abs(inputs.bonus.Get(c)));
+      OwnedGiven given = DrawGiven(options, inputs.view(), static_cast<uint64_t>(n));
+      const proof::InputGradients<double> want = OracleGradients<double>(options, inputs.view(), given.view());
+      for (const std::string& target : Tested()) {
+        SCOPED_TRACE(target + " T" + std::to_string(tokens) + " K" + std::to_string(spec.key_dim) + " V" + std::to_string(spec.value_dim));
+        options.form = Form::kChunkwise;
+        options.chunk = chunks[(n + n / 6) % 6];
+        options.target = target;
+        if (n % 4 == 1) given.saved = Save(options, inputs.view());
+        OwnedGradients got = ComputeGradients(options, inputs, given);
+        ExpectNearGradients(got, want, kGradientTolerance);
+      }
+    }
+}
+
+TEST_P(EveryGradient, StrongDecayIsForgetting) {
+  if (Info(GetParam()).log_decay_layout.empty()) GTEST_SKIP() << "no decay";
+  OwnedInputs inputs = RandomInputs(Spec(150));
+  for (int64_t i = 0; i < inputs.log_decay.size(); ++i)
+    inputs.log_decay.Set(i, i % 7 == 3 ? -std::numeric_limits<double>::infinity() : i % 3 == 0 ? -30 : i % 5 == 0 ? 0 : inputs.log_decay.Get(i));
+  Options options;
+  options.rule = GetParam();
+  const OwnedGiven given = DrawGiven(options, inputs.view(), 4);
+  const proof::InputGradients<double> want = OracleGradients<double>(options, inputs.view(), given.view());
+  for (const std::string& target : Tested()) {
+    OwnedGradients got = ComputeGradients(OnTarget(target), inputs, given);
+    ExpectNearGradients(got, want, kGradientTolerance);
+  }
+}
+
+// What is given of a token reaches no input of a later one but through the last state, be it a number or not.
+TEST_P(EveryGradient, WhatIsGivenOfATokenChangesNoLaterBit) {
+  const OwnedInputs inputs = RandomInputs(Spec());
+  for (const std::string& target : Tested())
+    for (const int64_t chunk : {16, 32, 64, 100}) {
+      const OwnedGiven given = DrawGiven(OnTarget(target, chunk), inputs.view(), 5);
+      OwnedGradients whole = ComputeGradients(OnTarget(target, chunk), inputs, given);
+      for (const int64_t token : {0, 15, 16, 40, 98})
+        for (const double value : {7.0, std::numeric_limits<double>::quiet_NaN()}) {
+          OwnedGiven other = given;
+          const int64_t row = other.out.size() / 100;
+          for (int64_t i = token * row; i < (token + 1) * row; ++i) other.out.Set(i, value);
+          OwnedGradients got = ComputeGradients(OnTarget(target, chunk), inputs, other);
+          for (size_t part = 0; part < 7; ++part) {
+            const auto [name, tensor] = got.All()[part];
+            if (tensor->shape.size() < 3) continue;
+            // A NaN is tried alone: its chunk's columns are summed in another way.
+            const size_t a_token = tensor->bytes.size() / 100, from = a_token * static_cast<size_t>(token + 1);
+            if (value == 7.0) {
+              EXPECT_EQ(std::memcmp(tensor->bytes.data() + from, whole.All()[part].second->bytes.data() + from, tensor->bytes.size() - from), 0)
+                  << target << " chunk " << chunk << " token " << token << " " << name;
+            } else {
+              for (int64_t i = tensor->size() / 100 * (token + 1); i < tensor->size(); ++i)
+                ASSERT_TRUE(std::isfinite(tensor->Get(i))) << target << " chunk " << chunk << " token " << token << " " << name;
+            }
+          }
+        }
+    }
+}
+
+TEST_P(EveryGradient, ThreadsChangeNoBit) {
+  const OwnedInputs inputs = RandomInputs(Spec(150));
+  for (const std::string& target : Tested()) {
+    Options options = OnTarget(target);
+    const OwnedGiven given = DrawGiven(options, inputs.view(), 6);
+    options.threads = 1;
+    OwnedGradients alone = ComputeGradients(options, inputs, given);
+    for (const int threads : {2, 3}) {
+      ThreadExecutor executor(threads);
+      options.executor = &executor;
+      options.threads = threads;
+      OwnedGradients got = ComputeGradients(options, inputs, given);
+      for (size_t part = 0; part < got.All().size(); ++part)
+        EXPECT_TRUE(got.All()[part].second->shape.empty() || SameBits(*got.All()[part].second, *alone.All()[part].second)) << got.All()[part].first;
+      EXPECT_EQ(got.scale, alone.scale);
+    }
+  }
+}
+
+// Shorter than a tile there is nothing to gain, and the bits are those of the target beside.
+TEST_P(EveryGradient, OfShortChunksAreThoseOfTheTargetBeside) {
+  const OwnedInputs inputs = RandomInputs(Spec(50));
+  for (const std::string& target : Tested()) {
+    const OwnedGiven given = DrawGiven(OnTarget(target, 8), inputs.view(), 7);
+    OwnedGradients got = ComputeGradients(OnTarget(target, 8), inputs, given), beside = ComputeGradients(OnTarget("AVX3", 8), inputs, given);
+    OwnedGradients longer = ComputeGradients(OnTarget(target, 16), inputs, given), other = ComputeGradients(OnTarget("AVX3", 16), inputs, given);
+    EXPECT_TRUE(SameBits(got.k, beside.k) && SameBits(got.v, beside.v)) << target;
+    EXPECT_FALSE(SameBits(longer.k, other.k)) << target << " did not run on tiles";
   }
 }
 

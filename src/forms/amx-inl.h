@@ -71,6 +71,15 @@ struct HardwareTiles {
   static void Store(Sums* to) {
     asm volatile("tilestored %%tmm%c3, (%1,%2,1)" : "=m"(*to) : "r"(to), "r"(int64_t{64}), "i"(kTile));
   }
+  // 16 rows of 16 numbers, `step` numbers apart.
+  template <int kTile>
+  static void LoadRows(const float* from, int64_t step) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(4 * step), "i"(kTile) : "memory");
+  }
+  template <int kTile>
+  static void StoreRows(float* to, int64_t step) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(4 * step), "i"(kTile) : "memory");
+  }
   // sums += left right
   template <int kSums, int kLeft, int kRight>
   static void MultiplyAdd() {
@@ -155,6 +164,22 @@ inline void Store(int64_t columns, Sums* to) {
   if (columns > 1) Tiles::template Store<1>(to + 1);
   if (columns > 2) Tiles::template Store<2>(to + 2);
   if (columns > 3) Tiles::template Store<3>(to + 3);
+}
+
+// Sums that lie beside each other in rows `step` numbers apart.
+template <class Tiles>
+inline void LoadRows(int64_t columns, const float* from, int64_t step) {
+  Tiles::template LoadRows<0>(from, step);
+  if (columns > 1) Tiles::template LoadRows<1>(from + 16, step);
+  if (columns > 2) Tiles::template LoadRows<2>(from + 32, step);
+  if (columns > 3) Tiles::template LoadRows<3>(from + 48, step);
+}
+template <class Tiles>
+inline void StoreRows(int64_t columns, float* to, int64_t step) {
+  Tiles::template StoreRows<0>(to, step);
+  if (columns > 1) Tiles::template StoreRows<1>(to + 16, step);
+  if (columns > 2) Tiles::template StoreRows<2>(to + 32, step);
+  if (columns > 3) Tiles::template StoreRows<3>(to + 48, step);
 }
 
 // ---- Vectors ----------------------------------------------------------------------------------------------------------------------------------

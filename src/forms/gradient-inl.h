@@ -21,12 +21,15 @@
 // the i > t: running sums of s_j ds_j and of x_i dx_i over the pairs of that block. Nothing is subtracted, so that a decay of next to nothing has the
 // gradient of next to nothing which it should have; the difference of the running sums of q dq and k dk, which is shorter, leaves their rounding.
 //
+// Where a target has tile registers, products of 16 tokens and more run on them: operands rounded to bf16, sums in f32, and all else as it is.
+//
 // Forward over the chunks keeps the states of segments, which are a chunk or more, then backward from the last.
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
 
 #include "src/forms/job.hpp"
+#include "src/forms/products.hpp"
 #include "src/forms/span-inl.h"
 #include "src/forms/tiles-inl.h"
 
@@ -89,8 +92,11 @@ class Gradient {
   // Whether a score is no product of rows but where these are faded. Else a factor for each pair of tokens is enough.
   static constexpr bool kFadesHalves = S::kPerChannel;
   static constexpr int kWriters = S::kRankOne ? 2 : 1;
+  using Part = forms::Product::Part;
   // Blocks of up to this many tokens are taken pair by pair.
   static constexpr int kPairs = 4;
+  // Rows of a tile register.
+  static constexpr int64_t kBlock = 16;
 
  public:
   static int64_t Bytes(const GradientJob& job) {
@@ -101,12 +107,15 @@ class Gradient {
   static void Run(const GradientJob& job) {
     Arena arena(job.workspace);
     Gradient gradient(job, arena);
+    if (gradient.OnTiles()) job.products->configure();
     gradient.Walk();
+    if (gradient.OnTiles()) job.products->release();
   }
 
  private:
   Gradient(const GradientJob& job, Arena& arena)
-      : given_(job.gradient->given),
+      : verbs_(job.span >= kBlock ? job.products : nullptr),
+        given_(job.gradient->given),
         wanted_(job.gradient->wanted),
         sums_(job.sums),
         first_head_(job.head),
@@ -130,18 +139,17 @@ class Gradient {
     work_ = arena.Take<T>(chunks_a_segment_ > 1 ? kept_size_ : 0);
     d_state_ = arena.Take<T>(heads_ * kept_size_);
     starts_ = arena.Take<int64_t>((job.longest + n_ - 1) / n_ + 1);
-    decays_ = arena.Take<T>(S::kPerToken ? rows : 0);
     whole_ = arena.Take<T>(row_);
     q_ = arena.Take<T>(rows);
     x_ = arena.Take<T>(rows);
     r_ = arena.Take<T>(S::kReads ? rows : 0);
-    fades_ = arena.Take<T>(kDecays ? (levels_ + 2) * rows : 0);
+    fades_ = arena.Take<T>(kDecays ? (levels_ + 2) * n_ * FactorRow() : 0);
     faded_readers_ = arena.Take<T>(kDecays ? (levels_ + 1) * rows : 0);
     factors_ = arena.Take<T>(S::kPerToken ? n_ * table_row_ : 0);
-    pair_logs_ = arena.Take<T>(S::kPerToken ? n_ : 0);
+    d_logs_ = arena.Take<T>(S::kPerToken ? RoundUp(n_, Lanes<T>()) : 0);
     d_x_ = arena.Take<T>(rows);
-    d_faded_ = arena.Take<T>(rows);
-    d_log_ = arena.Take<T>(kDecays ? rows : 0);
+    d_faded_ = arena.Take<T>(kDecays ? rows : 0);
+    d_log_ = arena.Take<T>(S::kPerChannel ? rows : 0);
     for (int b = 0; b < kWriters; ++b) {
       faded_writers_[b] = arena.Take<T>(kDecays ? (levels_ + 1) * rows : 0);
       d_writers_[b] = arena.Take<T>(rows);
@@ -160,6 +168,10 @@ class Gradient {
     turned_ = arena.Take<T>(span_.K * panel_);
     beta_sums_ = arena.Take<T>(RoundUp(n_, Lanes<T>()));
     one_row_ = arena.Take<T>(RoundUp(span_.K > span_.layer.value_dim ? span_.K : span_.layer.value_dim, Lanes<T>()));
+    if (OnTiles()) {
+      const int64_t most = span_.K > n_ ? span_.K : n_, deep = most > span_.layer.value_dim ? most : span_.layer.value_dim;
+      tiles_ = arena.Take<std::byte>(std::max(forms::RoomFor(n_, deep), forms::RoomFor(most, n_)));
+    }
     const Inputs& in = span_.layer.in;
     const auto room = [&](const ConstTensor& t, int64_t readers, int64_t size) {
       return arena.Take<T>(t.given() && t.rank > 2 && t.shape[2] != readers ? size : 0);
@@ -263,20 +275,33 @@ class Gradient {
     walk_.Seek(starts_[c]);
     TakeNext();
   }
-  // The next tokens: keys and gates by the span, values in panels, a row of factors each.
+  // The next tokens: keys and gates by the span, values in panels.
   bool TakeNext() {
     if (!span_.Next(walk_)) return false;
     const ConstTensor& v = span_.layer.in.v;
     PackPanels(v, HeadOf(v, 2, job_.head, span_.layer.state_heads), z_[0]);
-    if constexpr (S::kPerToken) {
-      for (int64_t i = 0; i < span_.n; ++i) Fill(row_, span_.D[i], decays_ + i * row_);
-    }
     SetFades();
     FadeWriters();
     SetFactors();
     return true;
   }
-  const T* Decays() const { return S::kPerToken ? decays_ : span_.D; }
+
+  // Factors of tokens: a row each, or a number.
+  const T* Decays() const { return span_.D; }
+  int64_t FactorRow() const { return S::kPerChannel ? row_ : 1; }
+  // Token i's of channels c and on.
+  HWY_INLINE Vector<T> Factor(const T* factors, int64_t i, int64_t c) const {
+    const Tag<T> d;
+    if constexpr (S::kPerChannel) return hn::Load(d, factors + i * row_ + c);
+    return hn::Set(d, factors[i]);
+  }
+  // The rows of n tokens by their factors.
+  void MultiplyTokens(int64_t n, const T* rows, const T* factors, T* to) const {
+    if constexpr (S::kPerChannel) return MultiplyRows(n * row_, rows, factors, to);
+    const Tag<T> d;
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t c = i * row_; c < (i + 1) * row_; c += Lanes<T>()) hn::Store(hn::Mul(hn::Load(d, rows + c), hn::Set(d, factors[i])), d, to + c);
+  }
   const T* Writer(int b) const { return b == 0 ? span_.k_room : span_.w_room; }
 
   // ---- Forward ------------------------------------------------------------------------------------------------------------------------------------
@@ -288,27 +313,22 @@ class Gradient {
       FadeReaders(r);
       Scores(r, solve_);
       const T* faded = FadedReaders(r);
-      for (int64_t p = 0; p < panels_; ++p) {
-        const int vectors = Vectors(p);
-        T* read = S::kDelta ? PanelOf(residue_, p) : PanelOf(z_[1], p);
-        MultiplyAdd(vectors, span_.n, span_.K, Left<T>{faded, row_, 1}, state + p * span_.K * panel_, read, panel_, panel_, false);
-        if constexpr (S::kDelta) {
-          const Tag<T> d;
+      T* reads = S::kDelta ? residue_ : z_[1];
+      ReadState(faded, state, reads);
+      if constexpr (S::kDelta) {
+        const Tag<T> d;
+        for (int64_t p = 0; p < panels_; ++p) {
+          T* read = PanelOf(reads, p);
           const T* v = PanelOf(z_[0], p);
           for (int64_t i = 0; i < span_.n; ++i)
-            for (int64_t x = i * panel_; x < i * panel_ + vectors * Lanes<T>(); x += Lanes<T>())
+            for (int64_t x = i * panel_; x < i * panel_ + Vectors(p) * Lanes<T>(); x += Lanes<T>())
               hn::Store(hn::Sub(hn::Load(d, v + x), hn::Load(d, read + x)), d, read + x);
         }
-      }
-      if constexpr (S::kDelta) {
         for (int64_t i = 0; i < span_.n; ++i) ScaleRow(RoundUp(i, Lanes<T>()), T{-1}, solve_[0] + i * table_row_);
-        for (int64_t p = 0; p < panels_; ++p)
-          SolveLower(Vectors(p), span_.n, solve_[0], table_row_, span_.beta, PanelOf(residue_, p), PanelOf(z_[0], p));
+        SolveForward(solve_[0], span_.beta, residue_, z_[0]);
       } else {
-        for (int64_t p = 0; p < panels_; ++p) {
-          MultiplyAddLower(Vectors(p), span_.n, false, solve_[0], table_row_, PanelOf(z_[0], p), PanelOf(z_[1], p));
-          SolveLower<T>(Vectors(p), span_.n, solve_[1], table_row_, nullptr, PanelOf(z_[1], p), PanelOf(z_[1], p));
-        }
+        AddLower(solve_[0], false, z_[0], z_[1]);
+        SolveForward(solve_[1], nullptr, z_[1], z_[1]);
       }
     }
   }
@@ -317,7 +337,7 @@ class Gradient {
   const T* Removers() const {
     if constexpr (S::kRankOne) return span_.r_room;
     if constexpr (!kDecays) return span_.k_room;
-    MultiplyRows(span_.n * row_, span_.k_room, Decays(), r_);
+    MultiplyTokens(span_.n, span_.k_room, Decays(), r_);
     return r_;
   }
 
@@ -328,8 +348,7 @@ class Gradient {
     T* key_sum = to + state_size_;
     for (int b = 0; b < kWriters; ++b) {
       const T* faded = FadedWriters(b);
-      for (int64_t p = 0; p < panels_; ++p)
-        MultiplyAdd(Vectors(p), span_.K, span_.n, Left<T>{faded, 1, row_}, PanelOf(z_[b], p), to + p * span_.K * panel_, panel_);
+      WriteState(faded, z_[b], to);
       if (span_.layer.normalize)
         for (int64_t j = 0; j < span_.n; ++j) AddRow(row_, faded + j * row_, key_sum);
     }
@@ -339,6 +358,8 @@ class Gradient {
   void SetWhole() {
     if constexpr (R::kDecay == Decay::kPerHead) {
       Fill(row_, static_cast<T>(std::exp(span_.LogDecay() * static_cast<double>(span_.n))), whole_);
+    } else if constexpr (S::kPerToken) {
+      Fill(row_, ChunkWriters()[0] * Decays()[0], whole_);
     } else if constexpr (kDecays) {
       MultiplyRows(row_, ChunkWriters(), Decays(), whole_);
     }
@@ -365,17 +386,15 @@ class Gradient {
   void Backward(const T* state, T* d_state) {
     Solve(state);
     const int64_t n = span_.n;
-    if constexpr (kDecays) Fill(n * row_, T{0}, d_log_);
-    for (int64_t i = 0; S::kPerToken && i < n; ++i) pair_logs_[i] = 0;
+    if constexpr (S::kPerChannel) Fill(n * row_, T{0}, d_log_);
+    for (int64_t i = 0; S::kPerToken && i < n; ++i) d_logs_[i] = 0;
     for (int b = 0; b < kWriters; ++b) {
-      Fill(n * row_, T{0}, d_writers_[b]);
-      Columns(z_[b], z_columns_[b]);
+      if (!OnTiles()) Columns(z_[b], z_columns_[b]);
       FromTheEnd(b, d_state);
     }
     if constexpr (kDecays) {
       SetWhole();
-      AddWhole(state, d_state);
-      Fade(d_state, d_state);
+      FadeWhole(state, d_state);
     }
     for (int64_t g = 0; g < span_.queries; ++g) Query(g, state, d_state);
     if constexpr (S::kReads) Remove(state, d_state);
@@ -385,32 +404,43 @@ class Gradient {
   // What the state after the chunk passes back to writer b: dz = (s F(n)) dS and ds = F(n) (dS z).
   void FromTheEnd(int b, const T* d_state) {
     const T* faded = FadedWriters(b);
-    for (int64_t p = 0; p < panels_; ++p) {
-      MultiplyAdd(Vectors(p), span_.n, span_.K, Left<T>{faded, row_, 1}, d_state + p * span_.K * panel_, PanelOf(d_z_[b], p), panel_, panel_, false);
-    }
-    Through(d_state, z_columns_[b], d_faded_);
+    ReadState(faded, d_state, d_z_[b]);
+    T* d_rows = kDecays ? d_faded_ : d_writers_[b];
+    Through(d_state, z_[b], z_columns_[b], d_rows);
     if (span_.layer.normalize)
-      for (int64_t j = 0; j < span_.n; ++j) AddRow(row_, d_state + state_size_, d_faded_ + j * row_);
-    AbsorbWriters(b, 0, span_.n, faded, ChunkWriters(), d_faded_);
+      for (int64_t j = 0; j < span_.n; ++j) AddRow(row_, d_state + state_size_, d_rows + j * row_);
+    if (kDecays) AbsorbWriters(b, 0, span_.n, faded, ChunkWriters(), d_rows, false);
   }
 
-  // What the state before the chunk and the gradient of the one after it have in common: every token's decay lies between them.
-  void AddWhole(const T* state, const T* d_state) {
+  // What the state before the chunk and the gradient of the one after it have in common: every token's decay lies between them. And that gradient
+  // times F(n, 0).
+  void FadeWhole(const T* state, T* d_state) {
     const Tag<T> d;
     T* sums = one_row_;
     Fill(row_, T{0}, sums);
     for (int64_t c = 0; c < span_.K; ++c) {
       auto sum = hn::Zero(d);
+      const auto factor = hn::Set(d, whole_[c]);
       for (int64_t p = 0; p < panels_; ++p) {
         const int64_t at = (p * span_.K + c) * panel_;
-        for (int64_t x = at; x < at + Vectors(p) * Lanes<T>(); x += Lanes<T>())
-          sum = hn::MulAdd(hn::Load(d, state + x), hn::Load(d, d_state + x), sum);
+        for (int64_t x = at; x < at + Vectors(p) * Lanes<T>(); x += Lanes<T>()) {
+          const auto gradient = hn::Load(d, d_state + x);
+          sum = hn::MulAdd(hn::Load(d, state + x), gradient, sum);
+          hn::Store(hn::Mul(gradient, factor), d, d_state + x);
+        }
       }
       sums[c] = hn::GetLane(hn::SumOfLanes(d, sum));
       if (span_.layer.normalize) sums[c] += state[state_size_ + c] * d_state[state_size_ + c];
     }
+    MultiplyRows(row_, d_state + state_size_, whole_, d_state + state_size_);
     MultiplyRows(row_, sums, whole_, sums);
-    for (int64_t i = 0; i < span_.n; ++i) AddRow(row_, sums, d_log_ + i * row_);
+    const T all = Sum(span_.K, sums);
+    for (int64_t i = 0; i < span_.n; ++i) {
+      if constexpr (S::kPerToken)
+        d_logs_[i] += all;
+      else
+        AddRow(row_, sums, d_log_ + i * row_);
+    }
   }
 
   // Query head g of this state head.
@@ -420,7 +450,7 @@ class Gradient {
     span_.Queries(walk_.batch(), g, q_);
     const T* x = q_;
     if constexpr (kDecays && !S::kReadBefore) {
-      MultiplyRows(n * row_, q_, Decays(), x_);
+      MultiplyTokens(n, q_, Decays(), x_);
       x = x_;
     }
     PackPanels(given_.out, head, y_);
@@ -428,10 +458,10 @@ class Gradient {
     Scores(x, scores_);
     for (int b = 0; b < kWriters; ++b) OwnTerms(Writer(b), scores_[b]);
     if (normalize) Divide(FadedReaders(x), state);
-    Columns(y_, y_columns_);
+    if (!OnTiles()) Columns(y_, y_columns_);
     for (int b = 0; b < kWriters; ++b) {
-      for (int64_t p = 0; p < panels_; ++p) SolveUpper<T>(Vectors(p), n, true, scores_[b], table_row_, nullptr, PanelOf(d_z_[b], p), PanelOf(y_, p));
-      Products(z_columns_[b], products_[b]);
+      AddUpper(scores_[b], true, y_, d_z_[b]);
+      Products(b);
     }
     if (normalize) {
       for (int64_t i = 0; i < n; ++i)
@@ -445,35 +475,34 @@ class Gradient {
   // The reader that removes.
   void Remove(const T* state, T* d_state) {
     const int64_t n = span_.n;
-    for (int64_t p = 0; p < panels_; ++p) {
-      if constexpr (S::kDelta) {  // d_z becomes dU, y is beta dU, which is dV, and then its negative
-        SolveUpper<T>(Vectors(p), n, false, solve_[0], table_row_, span_.beta, PanelOf(d_z_[0], p), PanelOf(y_, p));
-      } else {
-        SolveUpper<T>(Vectors(p), n, false, solve_[1], table_row_, nullptr, PanelOf(d_z_[1], p), PanelOf(d_z_[1], p));
-        SolveUpper<T>(Vectors(p), n, false, solve_[0], table_row_, nullptr, PanelOf(d_z_[0], p), PanelOf(d_z_[1], p));
-        for (int64_t i = 0; i < n; ++i) Copy(Vectors(p) * Lanes<T>(), PanelOf(d_z_[1], p) + i * panel_, PanelOf(y_, p) + i * panel_);
-      }
-    }
-    if constexpr (S::kDelta) {
+    if constexpr (S::kDelta) {  // d_z becomes dU, y is beta dU, which is dV, and then its negative
+      SolveBackward(solve_[0], span_.beta, d_z_[0], y_);
       DeliverBeta();
       DeliverValues(y_);
       for (int64_t p = 0; p < panels_; ++p)
         for (int64_t i = 0; i < n; ++i) ScaleRow(Vectors(p) * Lanes<T>(), T{-1}, PanelOf(y_, p) + i * panel_);
     }
-    Columns(y_, y_columns_);
-    for (int b = 0; b < kWriters; ++b) Products(z_columns_[b], products_[b]);
+    if constexpr (S::kRankOne) {
+      SolveBackward(solve_[1], nullptr, d_z_[1], d_z_[1]);
+      AddUpper(solve_[0], false, d_z_[1], d_z_[0]);
+      for (int64_t p = 0; p < panels_; ++p)
+        for (int64_t i = 0; i < n; ++i) Copy(Vectors(p) * Lanes<T>(), PanelOf(d_z_[1], p) + i * panel_, PanelOf(y_, p) + i * panel_);
+    }
+    if (!OnTiles()) Columns(y_, y_columns_);
+    for (int b = 0; b < kWriters; ++b) Products(b);
     const T* r = Removers();
     FadeReaders(r);
     Read(r, solve_, S::kDelta ? -1 : 1, state, d_state);
     if constexpr (S::kDelta) {
       const Tag<T> d;
-      for (int64_t at = 0; at < n * row_; at += Lanes<T>()) {
-        auto d_r = hn::Load(d, d_x_ + at);
-        if constexpr (kDecays) {
-          hn::Store(hn::MulAdd(hn::Load(d, r + at), d_r, hn::Load(d, d_log_ + at)), d, d_log_ + at);
-          d_r = hn::Mul(d_r, hn::Load(d, Decays() + at));
+      for (int64_t i = 0; i < n; ++i) {
+        auto sum = hn::Zero(d);
+        for (int64_t c = 0; c < row_; c += Lanes<T>()) {
+          const int64_t at = i * row_ + c;
+          const auto d_r = Undecayed(i, c, hn::Load(d, r + at), hn::Load(d, d_x_ + at), sum);
+          hn::Store(hn::Add(hn::Load(d, d_writers_[0] + at), d_r), d, d_writers_[0] + at);
         }
-        hn::Store(hn::Add(hn::Load(d, d_writers_[0] + at), d_r), d, d_writers_[0] + at);
+        if constexpr (S::kPerToken) d_logs_[i] += hn::GetLane(hn::SumOfLanes(d, sum));
       }
     }
   }
@@ -483,9 +512,9 @@ class Gradient {
   void Read(const T* x, T* const (&tables)[kWriters], T sign, const T* state, T* d_state) {
     const int64_t n = span_.n;
     const T* faded = FadedReaders(x);
-    for (int64_t p = 0; p < panels_; ++p)
-      MultiplyAdd(Vectors(p), span_.K, n, Left<T>{faded, 1, row_}, PanelOf(y_, p), d_state + p * span_.K * panel_, panel_);
-    Through(state, y_columns_, d_faded_);
+    WriteState(faded, y_, d_state);
+    T* d_rows = kDecays ? d_faded_ : d_x_;
+    Through(state, y_, y_columns_, d_rows);
     if (span_.layer.normalize) {
       const Tag<T> d;
       T* d_key_sum = d_state + state_size_;
@@ -494,15 +523,21 @@ class Gradient {
         const auto d_denominator = hn::Set(d, d_denominators_[i]);
         for (int64_t c = 0; c < row_; c += Lanes<T>()) {
           hn::Store(hn::MulAdd(d_denominator, hn::Load(d, faded + i * row_ + c), hn::Load(d, d_key_sum + c)), d, d_key_sum + c);
-          hn::Store(hn::MulAdd(d_denominator, hn::Load(d, key_sum + c), hn::Load(d, d_faded_ + i * row_ + c)), d, d_faded_ + i * row_ + c);
+          hn::Store(hn::MulAdd(d_denominator, hn::Load(d, key_sum + c), hn::Load(d, d_rows + i * row_ + c)), d, d_rows + i * row_ + c);
         }
       }
     }
     if constexpr (S::kPerToken) {
       for (int b = 0; b < kWriters; ++b) FadePairs(tables[b], sign, products_[b]);
     }
-    Fill(n * row_, T{0}, d_x_);
-    AbsorbReaders(0, n, faded, ChunkReaders(), d_faded_);
+    if (kDecays) AbsorbReaders(0, n, faded, ChunkReaders(), d_rows, false);
+    if (OnTiles() && !kFadesHalves) {
+      for (int b = 0; b < kWriters; ++b) {
+        Multiply(n, span_.K, n, TableOf(products_[b]), false, RowsOf(Writer(b)), false, RowsOf(d_x_), true, Part::kBelow);
+        Multiply(n, span_.K, n, TableOf(products_[b]), true, RowsOf(x), false, RowsOf(d_writers_[b]), true, Part::kBelow);
+      }
+      return;
+    }
     ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
       const int64_t first = middle - begin, second = end - middle;
       const T* xs = HalfReaders(x, level);
@@ -510,13 +545,19 @@ class Gradient {
       for (int b = 0; b < kWriters; ++b) {
         const T* table = products_[b] + middle * table_row_ + begin;
         const T* writers = HalfWriters(b, level);
-        MultiplyAddWide(row_, second, first, Left<T>{table, table_row_, 1}, writers + begin * row_, row_, d_xs + middle * row_, row_,
-                        !kFadesHalves || b > 0);
         T* d_writers = kFadesHalves ? d_faded_ : d_writers_[b];
-        MultiplyAddWide(row_, first, second, Left<T>{table, 1, table_row_}, xs + middle * row_, row_, d_writers + begin * row_, row_, !kFadesHalves);
-        if (kFadesHalves) AbsorbWriters(b, begin, middle, writers, FadesOf(level), d_writers);
+        if (OnTiles() && first >= kBlock) {
+          Multiply(second, span_.K, first, TableOf(table), false, RowsOf(writers + begin * row_), false, RowsOf(d_xs + middle * row_), b > 0);
+          Multiply(first, span_.K, second, TableOf(table), true, RowsOf(xs + middle * row_), false, RowsOf(d_writers + begin * row_), false);
+        } else {
+          MultiplyAddWide(row_, second, first, Left<T>{table, table_row_, 1}, writers + begin * row_, row_, d_xs + middle * row_, row_,
+                          !kFadesHalves || b > 0);
+          MultiplyAddWide(row_, first, second, Left<T>{table, 1, table_row_}, xs + middle * row_, row_, d_writers + begin * row_, row_,
+                          !kFadesHalves);
+        }
+        if (kFadesHalves) AbsorbWriters(b, begin, middle, writers, FadesOf(level), d_writers, true);
       }
-      if (kFadesHalves) AbsorbReaders(middle, end, xs, FadesOf(level), d_xs);
+      if (kFadesHalves) AbsorbReaders(middle, end, xs, FadesOf(level), d_xs, true);
     });
     for (int64_t begin = 0; begin < n; begin += kPairs) {
       for (int b = 0; b < kWriters; ++b) {
@@ -530,20 +571,29 @@ class Gradient {
     }
   }
 
+  // The gradient of what token i's decay was multiplied to x: D d_x, and to the decay x d_x, which `sum` collects where a token has one.
+  HWY_INLINE Vector<T> Undecayed(int64_t i, int64_t c, Vector<T> x, Vector<T> d_x, Vector<T>& sum) const {
+    const Tag<T> d;
+    if constexpr (!kDecays) return d_x;
+    if constexpr (S::kPerChannel)
+      hn::Store(hn::MulAdd(x, d_x, hn::Load(d, d_log_ + i * row_ + c)), d, d_log_ + i * row_ + c);
+    else
+      sum = hn::MulAdd(x, d_x, sum);
+    return hn::Mul(d_x, Factor(Decays(), i, c));
+  }
+
   // What queries read of their own token's write, on the diagonals: dq = D dx and more, left in d_x_.
   void OwnGradients(const T* x) {
     const Tag<T> d;
     T* bonus_sums = one_row_;
     if constexpr (S::kReadBefore) Fill(row_, T{0}, bonus_sums);
     for (int64_t i = 0; i < span_.n; ++i) {
+      auto log_sum = hn::Zero(d);
       for (int64_t c = 0; c < row_; c += Lanes<T>()) {
         const int64_t at = i * row_ + c;
         auto d_q = hn::Load(d, d_x_ + at);
         const auto q = hn::Load(d, q_ + at);
-        if constexpr (kDecays && !S::kReadBefore) {
-          hn::Store(hn::MulAdd(hn::Load(d, x + at), d_q, hn::Load(d, d_log_ + at)), d, d_log_ + at);
-          d_q = hn::Mul(d_q, hn::Load(d, Decays() + at));
-        }
+        if constexpr (!S::kReadBefore) d_q = Undecayed(i, c, hn::Load(d, x + at), d_q, log_sum);
         for (int b = 0; b < kWriters; ++b) {
           const auto product = hn::Set(d, products_[b][i * table_row_ + i]);
           auto s = hn::Load(d, Writer(b) + at), read = q;
@@ -558,6 +608,7 @@ class Gradient {
         }
         hn::Store(d_q, d, d_x_ + at);
       }
+      if constexpr (S::kPerToken) d_logs_[i] += hn::GetLane(hn::SumOfLanes(d, log_sum));
     }
     if constexpr (S::kReadBefore)
       for (int64_t c = 0; c < span_.K; ++c) Sums()[2 + c] += static_cast<double>(bonus_sums[c]);
@@ -580,11 +631,8 @@ class Gradient {
   void Divide(const T* faded, const T* state) {
     const Tag<T> d;
     const int64_t n = span_.n;
-    for (int64_t p = 0; p < panels_; ++p) {
-      T* out = PanelOf(out_, p);
-      MultiplyAdd(Vectors(p), n, span_.K, Left<T>{faded, row_, 1}, state + p * span_.K * panel_, out, panel_, panel_, false);
-      MultiplyAddLower(Vectors(p), n, true, scores_[0], table_row_, PanelOf(z_[0], p), out);
-    }
+    ReadState(faded, state, out_);
+    AddLower(scores_[0], true, z_[0], out_);
     for (int64_t i = 0; i < n; ++i) {
       const T denominator = Dot(row_, faded + i * row_, state + state_size_) + Sum(i + 1, scores_[0] + i * table_row_);
       auto sum = hn::Zero(d);
@@ -618,7 +666,7 @@ class Gradient {
 
   // The factors of a level by which rows are multiplied: in a second half, readers, those of the tokens before them in it, and in a first half,
   // writers, those of the tokens after them. Behind the levels there are two more, for the chunk's readers and its writers.
-  T* FadesOf(int64_t level) const { return fades_ + level * n_ * row_; }
+  T* FadesOf(int64_t level) const { return fades_ + level * n_ * FactorRow(); }
   T* ChunkReaders() const { return FadesOf(levels_); }
   T* ChunkWriters() const { return FadesOf(levels_ + 1); }
   void SetFades() const {
@@ -629,8 +677,21 @@ class Gradient {
         FadeRows(middle * row_, end * row_, row_, FadesOf(level));
       });
     }
-    FadeRows(0, span_.n * row_, row_, ChunkReaders());
-    FadeRows((span_.n - 1) * row_, -1, -row_, ChunkWriters());
+    if constexpr (S::kPerToken) {
+      T factor = 1;
+      for (int64_t i = 0; i < span_.n; ++i) {
+        ChunkReaders()[i] = factor;
+        factor *= Decays()[i];
+      }
+      factor = 1;
+      for (int64_t i = span_.n - 1; i >= 0; --i) {
+        ChunkWriters()[i] = factor;
+        factor *= Decays()[i];
+      }
+    } else {
+      FadeRows(0, span_.n * row_, row_, ChunkReaders());
+      FadeRows((span_.n - 1) * row_, -1, -row_, ChunkWriters());
+    }
   }
   // From row `at` on, `step` apart, to before `end`: the product of the decays of the rows walked over.
   void FadeRows(int64_t at, int64_t end, int64_t step, T* HWY_RESTRICT fades) const {
@@ -671,7 +732,7 @@ class Gradient {
         MultiplyRows((end - middle) * row_, x + at, FadesOf(level) + at, faded_readers_ + level * n_ * row_ + at);
       });
     }
-    MultiplyRows(span_.n * row_, x, ChunkReaders(), faded_readers_ + levels_ * n_ * row_);
+    MultiplyTokens(span_.n, x, ChunkReaders(), faded_readers_ + levels_ * n_ * row_);
   }
   void FadeWriters() const {
     if constexpr (!kDecays) return;
@@ -682,78 +743,104 @@ class Gradient {
           MultiplyRows((middle - begin) * row_, Writer(b) + at, FadesOf(level) + at, faded_writers_[b] + level * n_ * row_ + at);
         });
       }
-      MultiplyRows(span_.n * row_, Writer(b), ChunkWriters(), faded_writers_[b] + levels_ * n_ * row_);
+      MultiplyTokens(span_.n, Writer(b), ChunkWriters(), faded_writers_[b] + levels_ * n_ * row_);
     }
   }
 
-  // One decay a token: factors_(i, j) = Fx(i, j) for j < i, row i from row i - 1.
+  // One decay a token: factors_(i, j) = Fx(i, j) for j < i, row i from row i - 1, and 1 on the diagonal.
   void SetFactors() const {
     if constexpr (S::kPerToken) {
       for (int64_t i = 1; i < span_.n; ++i) {
         T* to = factors_ + i * table_row_;
         const T *from = to - table_row_, decay = span_.D[i - 1];
-        for (int64_t j = 0; j < i - 1; ++j) to[j] = from[j] * decay;
-        to[i - 1] = 1;
+        const Tag<T> d;
+        for (int64_t j = 0; j < i - 1; j += Lanes<T>()) hn::Store(hn::Mul(hn::Load(d, from + j), hn::Set(d, decay)), d, to + j);
+        to[i - 1] = to[i] = 1;
       }
     }
   }
-  // A table's numbers for j < i times these.
+  // A table's numbers for j < i times these, in whole vectors: what lies above is nobody's.
   void FadeTable(T* table) const {
-    for (int64_t i = 1; i < span_.n; ++i)
-      for (int64_t j = 0; j < i; ++j) table[i * table_row_ + j] *= factors_[i * table_row_ + j];
+    for (int64_t i = 1; i < span_.n; ++i) MultiplyRows(i, table + i * table_row_, factors_ + i * table_row_, table + i * table_row_);
   }
-  // To the decay of every token the sum of scores times products over the pairs that it lies between; then the factors to the products.
+  // To the decay of every token t the sum of scores times products over the pairs that it lies between, j < t < i; then the factors to the products.
   void FadePairs(const T* scores, T sign, T* products) const {
-    for (int64_t i = 2; i < span_.n; ++i) {
-      T sum = 0;
-      for (int64_t t = 1; t < i; ++t) {
-        sum += scores[i * table_row_ + t - 1] * products[i * table_row_ + t - 1];
-        pair_logs_[t] += sign * sum;
+    const Tag<T> d;
+    T* sums = beta_sums_;  // over i > t; nothing else is in them now
+    Fill(span_.n, T{0}, sums);
+    for (int64_t t = span_.n - 2; t > 0; --t) {
+      const int64_t at = (t + 1) * table_row_;
+      auto sum = hn::Zero(d);
+      for (int64_t j = 0; j < t; j += Lanes<T>()) {
+        const auto column = hn::MulAdd(hn::Load(d, scores + at + j), hn::Load(d, products + at + j), hn::Load(d, sums + j));
+        hn::Store(column, d, sums + j);
+        sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(t - j)), column));
       }
+      d_logs_[t] += sign * hn::GetLane(hn::SumOfLanes(d, sum));
     }
     FadeTable(products);
   }
 
-  // d_x += fades d_faded, and to the decay of every token the sum of faded x d_faded over the rows after it.
-  void AbsorbReaders(int64_t begin, int64_t end, const T* faded, const T* fades, const T* d_faded) const {
-    if constexpr (!kDecays) return AddRow((end - begin) * row_, d_faded + begin * row_, d_x_ + begin * row_);
-    Absorb((end - 1) * row_, begin * row_ - 1, -row_, faded, fades, d_faded, d_x_);
+  // d_x = fades d_faded, or with `add` += , and to the decay of every token the sum of faded x d_faded over the rows after it.
+  void AbsorbReaders(int64_t begin, int64_t end, const T* faded, const T* fades, const T* d_faded, bool add) const {
+    Absorb(end - 1, begin - 1, -1, faded, fades, d_faded, d_x_, add);
   }
   // Likewise for writer b, and the rows before.
-  void AbsorbWriters(int b, int64_t begin, int64_t end, const T* faded, const T* fades, const T* d_faded) const {
-    if constexpr (!kDecays) return AddRow((end - begin) * row_, d_faded + begin * row_, d_writers_[b] + begin * row_);
-    Absorb(begin * row_, end * row_, row_, faded, fades, d_faded, d_writers_[b]);
+  void AbsorbWriters(int b, int64_t begin, int64_t end, const T* faded, const T* fades, const T* d_faded, bool add) const {
+    Absorb(begin, end, 1, faded, fades, d_faded, d_writers_[b], add);
   }
-  // From row `at` on, `step` apart, to before `end`: to += fades d_faded, and d_log += the sum of faded d_faded over the rows walked over.
-  void Absorb(int64_t at, int64_t end, int64_t step, const T* HWY_RESTRICT faded, const T* HWY_RESTRICT fades, const T* HWY_RESTRICT d_faded,
-              T* HWY_RESTRICT to) const {
-    T* HWY_RESTRICT d_log = d_log_;
-    ForColumns([&]<int m>(int64_t c, std::integral_constant<int, m>) HWY_ATTR {
-      const Tag<T> d;
-      Vector<T> sum[m];
-      HWY_UNROLL(4)
-      for (int n = 0; n < m; ++n) sum[n] = hn::Zero(d);
-      for (int64_t row = at + c; step > 0 ? row < end : row > end; row += step) {
-        HWY_UNROLL(4)
-        for (int n = 0; n < m; ++n) {
-          const int64_t x = row + n * Lanes<T>();
+  // From token `begin` on, `step` apart, to before `end`: to = or += fades d_faded, and d_log += the sum of faded d_faded over the rows walked over.
+  void Absorb(int64_t begin, int64_t end, int64_t step, const T* HWY_RESTRICT faded, const T* HWY_RESTRICT fades, const T* HWY_RESTRICT d_faded,
+              T* HWY_RESTRICT to, bool add) const {
+    const Tag<T> d;
+    if constexpr (S::kPerToken) {
+      T before = 0;
+      for (int64_t i = begin; i != end; i += step) {
+        auto sum = hn::Zero(d);
+        for (int64_t x = i * row_; x < (i + 1) * row_; x += Lanes<T>()) {
           const auto gradient = hn::Load(d, d_faded + x);
-          hn::Store(hn::Add(hn::Load(d, d_log + x), sum[n]), d, d_log + x);
-          sum[n] = hn::MulAdd(hn::Load(d, faded + x), gradient, sum[n]);
-          hn::Store(hn::MulAdd(hn::Load(d, fades + x), gradient, hn::Load(d, to + x)), d, to + x);
+          sum = hn::MulAdd(hn::Load(d, faded + x), gradient, sum);
+          hn::Store(hn::Mul(hn::Set(d, fades[i]), gradient), d, to + x);
         }
+        d_logs_[i] += before;
+        before += hn::GetLane(hn::SumOfLanes(d, sum));
       }
-    });
+    } else if constexpr (kDecays) {
+      T* HWY_RESTRICT d_log = d_log_;
+      ForColumns([&]<int m>(int64_t c, std::integral_constant<int, m>) HWY_ATTR {
+        Vector<T> sum[m];
+        HWY_UNROLL(4)
+        for (int n = 0; n < m; ++n) sum[n] = hn::Zero(d);
+        for (int64_t i = begin; i != end; i += step) {
+          HWY_UNROLL(4)
+          for (int n = 0; n < m; ++n) {
+            const int64_t x = i * row_ + c + n * Lanes<T>();
+            const auto gradient = hn::Load(d, d_faded + x), faded_gradient = hn::Mul(hn::Load(d, fades + x), gradient);
+            hn::Store(hn::Add(hn::Load(d, d_log + x), sum[n]), d, d_log + x);
+            sum[n] = hn::MulAdd(hn::Load(d, faded + x), gradient, sum[n]);
+            hn::Store(add ? hn::Add(hn::Load(d, to + x), faded_gradient) : faded_gradient, d, to + x);
+          }
+        }
+      });
+    }
   }
 
   // table_b(i, j) = sum_c x_ic s_jc Fx(i, j)_c for j < i, for every writer b. The readers are faded already.
   void Scores(const T* x, T* const (&tables)[kWriters]) const {
+    const bool whole = OnTiles() && !kFadesHalves;
+    for (int b = 0; whole && b < kWriters; ++b)
+      Multiply(span_.n, span_.n, span_.K, RowsOf(x), false, RowsOf(Writer(b)), true, TableOf(tables[b]), false);
     ForHalves([&](int64_t level, int64_t begin, int64_t middle, int64_t end) HWY_ATTR {
-      for (int b = 0; b < kWriters; ++b)
-        DotRows(row_, end - middle, HalfReaders(x, level) + middle * row_, row_, middle - begin, HalfWriters(b, level) + begin * row_, row_,
-                tables[b] + middle * table_row_ + begin, table_row_);
+      for (int b = 0; !whole && b < kWriters; ++b) {
+        const T *readers = HalfReaders(x, level) + middle * row_, *writers = HalfWriters(b, level) + begin * row_;
+        T* table = tables[b] + middle * table_row_ + begin;
+        if (OnTiles() && middle - begin >= kBlock)
+          Multiply(end - middle, middle - begin, span_.K, RowsOf(readers), false, RowsOf(writers), true, TableOf(table), false);
+        else
+          DotRows(row_, end - middle, readers, row_, middle - begin, writers, row_, table, table_row_);
+      }
     });
-    for (int64_t begin = 0; begin < span_.n; begin += kPairs) {
+    for (int64_t begin = 0; !whole && begin < span_.n; begin += kPairs) {
       const int64_t count = span_.n - begin;
       for (int b = 0; b < kWriters; ++b) {
         T* table = tables[b] + begin * table_row_ + begin;
@@ -861,29 +948,112 @@ class Gradient {
     }
   }
 
-  // table(i, j) = y_i z_j for j <= i, and some of what lies above.
-  void Products(const T* z_columns, T* table) const {
-    const int64_t V = span_.layer.value_dim;
-    for (int64_t begin = 0; begin < span_.n; begin += kTileRows) {
-      const int64_t end = begin + kTileRows < span_.n ? begin + kTileRows : span_.n;
-      for (int64_t left = 0; left < end; left += panel_) {
-        const int vectors = VectorsOf(end - left);
-        for (int64_t p = 0; p < panels_; ++p)
-          MultiplyAdd(vectors, end - begin, Width(p), Left<T>{PanelOf(y_, p) + begin * panel_, panel_, 1}, z_columns + left * V + p * panel_ * panel_,
-                      table + begin * table_row_ + left, table_row_, panel_, p > 0);
-      }
-    }
+  // ---- Products -----------------------------------------------------------------------------------------------------------------------------------
+
+  bool OnTiles() const { return std::is_same_v<T, float> && verbs_ != nullptr; }
+
+  // Rows of channels, values, a state and a table as matrices.
+  template <class U>
+  forms::Matrix<U> RowsOf(U* at) const {
+    return {at, row_};
+  }
+  template <class U>
+  forms::Matrix<U> ValuesOf(U* at) const {
+    return {at, panel_, n_ * panel_};
+  }
+  template <class U>
+  forms::Matrix<U> StateOf(U* at) const {
+    return {at, panel_, span_.K * panel_};
+  }
+  template <class U>
+  forms::Matrix<U> TableOf(U* at) const {
+    return {at, table_row_};
+  }
+  template <class A, class B>
+  void Multiply(int64_t rows, int64_t columns, int64_t depth, const forms::Matrix<A>& a, bool turn_a, const forms::Matrix<B>& b, bool turn_b,
+                const forms::Matrix<T>& to, bool add, Part part = Part::kAll) const {
+    if constexpr (std::is_same_v<T, float>)
+      verbs_->multiply({rows, columns, depth, {a.at, a.row, a.panel}, turn_a, {b.at, b.row, b.panel}, turn_b, to, add, part, tiles_});
   }
 
-  // to_i = state z_i, rows of channels, from the columns of z.
-  void Through(const T* state, const T* columns, T* to) const {
-    const int64_t V = span_.layer.value_dim, K = span_.K;
-    for (int64_t left = 0; left < span_.n; left += panel_) {
-      const int64_t tokens = span_.n - left < panel_ ? span_.n - left : panel_;
+  // to = rows state, values from rows of channels.
+  void ReadState(const T* rows, const T* state, T* to) const {
+    const int64_t n = span_.n, K = span_.K;
+    if (OnTiles()) return Multiply(n, span_.layer.value_dim, K, RowsOf(rows), false, StateOf(state), false, ValuesOf(to), false);
+    for (int64_t p = 0; p < panels_; ++p)
+      MultiplyAdd(Vectors(p), n, K, Left<T>{rows, row_, 1}, state + p * K * panel_, PanelOf(to, p), panel_, panel_, false);
+  }
+  // state += rows' values.
+  void WriteState(const T* rows, const T* values, T* state) const {
+    const int64_t n = span_.n, K = span_.K;
+    if (OnTiles()) return Multiply(K, span_.layer.value_dim, n, RowsOf(rows), true, ValuesOf(values), false, StateOf(state), true);
+    for (int64_t p = 0; p < panels_; ++p) MultiplyAdd(Vectors(p), K, n, Left<T>{rows, 1, row_}, PanelOf(values, p), state + p * K * panel_, panel_);
+  }
+  // to_i = state z_i, rows of channels from values, or from their columns.
+  void Through(const T* state, const T* values, const T* columns, T* to) const {
+    const int64_t n = span_.n, V = span_.layer.value_dim, K = span_.K;
+    if (OnTiles()) return Multiply(n, K, V, ValuesOf(values), false, StateOf(state), true, RowsOf(to), false);
+    for (int64_t left = 0; left < n; left += panel_) {
+      const int64_t tokens = n - left < panel_ ? n - left : panel_;
       for (int64_t p = 0; p < panels_; ++p)
         MultiplyAdd(VectorsOf(tokens), K, Width(p), Left<T>{state + p * K * panel_, panel_, 1}, columns + left * V + p * panel_ * panel_, turned_,
                     panel_, panel_, p > 0);
       TransposeTile(K, tokens, turned_, panel_, to + left * row_, row_);
+    }
+  }
+  // products_[b](i, j) = y_i z_j for j <= i, and some of what lies above.
+  void Products(int b) const {
+    const int64_t n = span_.n, V = span_.layer.value_dim;
+    T* table = products_[b];
+    if (OnTiles()) return Multiply(n, n, V, ValuesOf(y_), false, ValuesOf(z_[b]), true, TableOf(table), false);
+    for (int64_t begin = 0; begin < n; begin += kTileRows) {
+      const int64_t end = begin + kTileRows < n ? begin + kTileRows : n;
+      for (int64_t left = 0; left < end; left += panel_) {
+        const int vectors = VectorsOf(end - left);
+        for (int64_t p = 0; p < panels_; ++p)
+          MultiplyAdd(vectors, end - begin, Width(p), Left<T>{PanelOf(y_, p) + begin * panel_, panel_, 1},
+                      z_columns_[b] + left * V + p * panel_ * panel_, table + begin * table_row_ + left, table_row_, panel_, p > 0);
+      }
+    }
+  }
+
+  // c_i += sum over j < i (j <= i with the diagonal) of table(i, j) b_j, values; and c_j += sum over i > j (i >= j) of table(i, j) b_i.
+  void AddLower(const T* table, bool diagonal, const T* b, T* c) const {
+    const int64_t n = span_.n;
+    if (OnTiles())
+      return Multiply(n, span_.layer.value_dim, n, TableOf(table), false, ValuesOf(b), false, ValuesOf(c), true,
+                      diagonal ? Part::kLower : Part::kBelow);
+    for (int64_t p = 0; p < panels_; ++p) MultiplyAddLower(Vectors(p), n, diagonal, table, table_row_, PanelOf(b, p), PanelOf(c, p));
+  }
+  void AddUpper(const T* table, bool diagonal, T* b, T* c) const {
+    const int64_t n = span_.n;
+    if (OnTiles())
+      return Multiply(n, span_.layer.value_dim, n, TableOf(table), true, ValuesOf(b), false, ValuesOf(c), true,
+                      diagonal ? Part::kLower : Part::kBelow);
+    for (int64_t p = 0; p < panels_; ++p) SolveUpper<T>(Vectors(p), n, diagonal, table, table_row_, nullptr, PanelOf(c, p), PanelOf(b, p));
+  }
+  // Forward and back substitution as SolveLower and SolveUpper do them. On tiles these do blocks, and what is between blocks are products.
+  void SolveForward(const T* table, const T* factor, T* c, T* b) const {
+    const int64_t n = span_.n, step = OnTiles() ? kBlock : n;
+    for (int64_t begin = 0; begin < n; begin += step) {
+      const int64_t count = begin + step < n ? step : n - begin, at = begin * panel_;
+      const T* rows = table + begin * table_row_;
+      if (begin > 0) Multiply(count, span_.layer.value_dim, begin, TableOf(rows), false, ValuesOf(b), false, ValuesOf(c + at), true);
+      for (int64_t p = 0; p < panels_; ++p)
+        SolveLower(Vectors(p), count, rows + begin, table_row_, factor == nullptr ? factor : factor + begin, PanelOf(c, p) + at, PanelOf(b, p) + at);
+    }
+  }
+  void SolveBackward(const T* table, const T* factor, T* c, T* b) const {
+    const int64_t n = span_.n, step = OnTiles() ? kBlock : n;
+    for (int64_t begin = (n - 1) / step * step; begin >= 0; begin -= step) {
+      const int64_t end = begin + step < n ? begin + step : n, at = begin * panel_;
+      const T* rows = table + begin * table_row_ + begin;
+      if (end < n)
+        Multiply(end - begin, span_.layer.value_dim, n - end, TableOf(table + end * table_row_ + begin), true, ValuesOf(b + end * panel_), false,
+                 ValuesOf(c + at), true);
+      for (int64_t p = 0; p < panels_; ++p)
+        SolveUpper(Vectors(p), end - begin, false, rows, table_row_, factor == nullptr ? factor : factor + begin, PanelOf(c, p) + at,
+                   PanelOf(b, p) + at);
     }
   }
 
@@ -893,14 +1063,17 @@ class Gradient {
   int Vectors(int64_t p) const { return VectorsOf(Width(p)); }
   // Vectors that hold so many numbers, up to a panel.
   int VectorsOf(int64_t numbers) const { return static_cast<int>(RoundUp(numbers < panel_ ? numbers : panel_, Lanes<T>()) / Lanes<T>()); }
-  T* PanelOf(T* values, int64_t p) const { return values + p * n_ * panel_; }
+  template <class U>
+  U* PanelOf(U* values, int64_t p) const {
+    return values + p * n_ * panel_;
+  }
 
   // The rows of a head of [B, T, H, V]; zeros where it is not given.
   void PackPanels(const ConstTensor& t, int64_t head, T* to) const {
     for (int64_t p = 0; p < panels_; ++p) {
       for (int64_t i = 0; i < span_.n; ++i) {
         T* at = PanelOf(to, p) + i * panel_;
-        Fill(Vectors(p) * Lanes<T>(), T{0}, at);
+        if (!t.given() || Width(p) % Lanes<T>() != 0) Fill(Vectors(p) * Lanes<T>(), T{0}, at);
         if (t.given()) LoadRow(t, contract::Offset(t, walk_.batch(), span_.tokens[i], head, p * panel_), t.strides[3], Width(p), at);
       }
     }
@@ -1027,9 +1200,8 @@ class Gradient {
     if constexpr (S::kPerChannel) {
       DeliverRows(wanted_.log_decay, in, d_log_, shared_log_);
     } else {
-      for (int64_t i = 0; i < span_.n; ++i) beta_sums_[i] = pair_logs_[i] + Sum(span_.K, d_log_ + i * row_);
-      if constexpr (R::kDecay == Decay::kPerStep) DeliverNumbers(wanted_.log_decay, in, beta_sums_, shared_log_);
-      for (int64_t i = 0; R::kDecay == Decay::kPerHead && i < span_.n; ++i) Sums()[1] += static_cast<double>(beta_sums_[i]);
+      if constexpr (R::kDecay == Decay::kPerStep) DeliverNumbers(wanted_.log_decay, in, d_logs_, shared_log_);
+      for (int64_t i = 0; R::kDecay == Decay::kPerHead && i < span_.n; ++i) Sums()[1] += static_cast<double>(d_logs_[i]);
     }
   }
 
@@ -1084,6 +1256,7 @@ class Gradient {
     }
   }
 
+  const forms::Products* const verbs_;  // on tiles, or none
   const OutputGradients& given_;
   const Gradients& wanted_;
   double* sums_;
@@ -1099,16 +1272,15 @@ class Gradient {
   T* work_;                     // a state
   T* d_state_;                  // [heads][kept_size]
   int64_t* starts_;             // of the chunks, where the walk over the tokens stands
-  T* decays_;                   // [n][row]
   T* whole_;                    // [row], F(n, 0)
   T *q_, *x_, *r_;              // [n][row]: queries, D q, D k
   T* factors_;                  // [n][table_row]
-  T* pair_logs_;                // [n]
-  T* fades_;                    // [levels + 2][n][row], see FadesOf
+  T* d_logs_;                   // [n]: kPerToken
+  T* fades_;                    // [levels + 2][n][row], or [2][n] where a token has one factor; see FadesOf
   T* faded_readers_;            // [levels + 1][n][row]
   T* d_x_;                      // likewise
   T* d_faded_;                  // likewise
-  T* d_log_;                    // likewise
+  T* d_log_;                    // likewise: kPerChannel
   T* faded_writers_[kWriters];  // [levels + 1][n][row]
   T* d_writers_[kWriters];
   T* z_[kWriters];    // [panels][n][Panel]
@@ -1125,6 +1297,7 @@ class Gradient {
   T* turned_;          // [K][Panel]
   T* beta_sums_;       // [n]
   T* one_row_;         // [max(K, V)]
+  std::byte* tiles_ = nullptr;
   T *shared_q_, *shared_k_, *shared_v_, *shared_log_, *shared_beta_, *shared_remove_, *shared_write_;
 };
 

@@ -9,6 +9,7 @@
 
 #include "src/contract/layer.hpp"
 #include "src/contract/tensor.hpp"
+#include "src/forms/products.hpp"
 
 namespace tercet::forms {
 
@@ -60,6 +61,7 @@ struct GradientJob : Job {
   // What is summed over tokens: [sequences][state heads][SumsOf(layer)], the gradient of the scale, then of log_decay [H] or of the bonus. A job
   // writes those of its heads.
   double* sums = nullptr;
+  const Products* products = nullptr;  // on tiles, where the target has them and the tensors are bf16
 };
 inline int64_t SumsOf(const contract::Layer& layer) { return 2 + (layer.in.bonus.given() ? layer.key_dim : 0); }
 

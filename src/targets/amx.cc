@@ -32,7 +32,8 @@ bool KernelGrantsTiles() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
 const Target* AmxTarget() {
   static const forms::Engine engine = MakeEngineOnTiles<amx::HardwareTiles, HWY_AVX3>();
-  static const Target target{"AMX", &RecurrentEngine<HWY_AVX3>(), &engine, &GradientEngineOf<HWY_AVX3>()};
+  static const forms::GradientEngine gradient = MakeGradientEngineOnTiles<amx::HardwareTiles, HWY_AVX3>();
+  static const Target target{"AMX", &RecurrentEngine<HWY_AVX3>(), &engine, &gradient};
   static const bool there = (hwy::SupportedTargets() & HWY_AVX3) != 0 && CpuHasTiles() && KernelGrantsTiles();
   return there ? &target : nullptr;
 }

@@ -1,4 +1,4 @@
-// The chunkwise engine of a target whose bf16 products run on tiles: everything else is AVX3's.
+// The chunkwise engine and the gradients of a target whose bf16 products run on tiles: everything else is AVX3's.
 #ifndef TERCET_SRC_TARGETS_ENGINE_AMX_INL_H_
 #define TERCET_SRC_TARGETS_ENGINE_AMX_INL_H_
 
@@ -6,6 +6,7 @@
 
 #include "src/forms/chunkwise_amx-inl.h"
 #include "src/forms/job.hpp"
+#include "src/forms/products_amx-inl.h"
 #include "src/rules/all.hpp"
 #include "src/targets/targets.hpp"
 
@@ -30,6 +31,29 @@ forms::Engine MakeEngineOnTiles() {
     engine.bytes[0][static_cast<size_t>(R::kRule)] = &OnTiles<R, Tiles, kElse>::Bytes;
   });
   engine.bf16_chunk = 64;
+  return engine;
+}
+
+// Gradients are those of kElse, with products on tiles.
+template <class R, class Tiles, int64_t kElse>
+struct GradientOnTiles {
+  static constexpr auto kRule = static_cast<size_t>(R::kRule);
+  static forms::GradientJob With(const forms::GradientJob& job) {
+    forms::GradientJob with = job;
+    if (job.layer->dtype == Dtype::kBF16) with.products = &amx::ProductsOn<Tiles>::All();
+    return with;
+  }
+  static void Run(const forms::GradientJob& job) { GradientEngineOf<kElse>().run[0][kRule](With(job)); }
+  static int64_t Bytes(const forms::GradientJob& job) { return GradientEngineOf<kElse>().bytes[0][kRule](With(job)); }
+};
+
+template <class Tiles, int64_t kElse>
+forms::GradientEngine MakeGradientEngineOnTiles() {
+  forms::GradientEngine engine = GradientEngineOf<kElse>();
+  rules::All::ForEach([&]<class R>(R) {
+    engine.run[0][static_cast<size_t>(R::kRule)] = &GradientOnTiles<R, Tiles, kElse>::Run;
+    engine.bytes[0][static_cast<size_t>(R::kRule)] = &GradientOnTiles<R, Tiles, kElse>::Bytes;
+  });
   return engine;
 }
 
