@@ -82,6 +82,29 @@ const TypeInfo& InfoOf(nb::handle array) {
   return types.emplace(type, info).first->second;
 }
 
+// An attribute for the life of the process. Looked up by name it would cost a string a call, and its hash.
+nb::handle Kept(nb::handle owner, const char* name) { return nb::object(owner.attr(name)).release(); }
+
+// What a call asks of torch itself.
+struct Torch {
+  nb::handle module = nb::object(nb::module_::import_("torch")).release();
+  nb::handle is_neg = Kept(module.attr("Tensor"), "is_neg"), is_grad_enabled = Kept(module, "is_grad_enabled");
+  nb::handle is_tracing = Kept(module.attr("_C"), "_is_tracing"), forward_ad = Kept(module.attr("autograd"), "forward_ad");
+  nb::handle get_num_threads = Kept(module, "get_num_threads");
+  nb::handle current_level = nb::object(nb::str("_current_level")).release(), mark = nb::object(nb::str("_dynamo_static_input_type")).release();
+};
+const Torch& TheTorch() {
+  static const auto* torch = new Torch;
+  return *torch;
+}
+
+// What a function says that takes nothing, or one thing.
+nb::object Ask(nb::handle function, nb::handle of = {}) {
+  nb::object answer = nb::steal<nb::object>(PyObject_CallFunctionObjArgs(function.ptr(), of.ptr(), nullptr));
+  if (!answer.is_valid()) nb::raise_python_error();
+  return answer;
+}
+
 [[noreturn]] void Refuse(const std::string& sentence) { throw nb::type_error(sentence.c_str()); }
 
 constexpr const char* kTaken = "an array on the CPU of NumPy, PyTorch or JAX, or one that speaks DLPack";
@@ -190,7 +213,7 @@ Tensor View(const char* name, nb::handle array, Held* held) {
   std::optional<Dtype> dtype;
   if (info.library == Library::kTorch) {
     // A tensor with its negative bit set (x.conj().imag) holds the negatives of its numbers.
-    if (nb::cast<bool>(array.attr("is_neg")())) {
+    if (!Ask(TheTorch().is_neg, array).is(Py_False)) {
       if (kWrites) Refuse(std::string(name) + " is a view that negates and can't be written to; resolve_neg() makes a plain tensor");
       exported = array.attr("resolve_neg")();
     }
@@ -291,6 +314,31 @@ NewArray EmptyTorch(Dtype dtype, int rank, const std::array<int64_t, kMaxRank>& 
 }  // namespace
 
 Library LibraryOf(nb::handle array) { return InfoOf(array).library; }
+
+bool OnlyComputes(const nb::tuple& tensors) {
+  for (const nb::handle tensor : tensors)
+    if (!tensor.is_none() && InfoOf(tensor).api == nullptr) return false;
+  nb::dlpack::dltensor first;
+  if (tensors.size() == 0 || tensors[0].is_none() || InfoOf(tensors[0]).api->borrow(tensors[0].ptr(), &first) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const Torch& torch = TheTorch();
+  if (first.device.device_type != nb::device::cpu::value || !Ask(torch.is_grad_enabled).is(Py_False) || !Ask(torch.is_tracing).is(Py_False))
+    return false;
+  const nb::object level = nb::steal<nb::object>(PyObject_GetAttr(torch.forward_ad.ptr(), torch.current_level.ptr()));
+  const bool none = level.is_valid() && PyLong_Check(level.ptr()) && PyLong_AsLong(level.ptr()) < 0;
+  PyErr_Clear();
+  return none;
+}
+
+int TorchThreads() { return nb::cast<int>(Ask(TheTorch().get_num_threads)); }
+
+bool IsStatic(nb::handle tensor) {
+  const nb::object mark = nb::steal<nb::object>(PyObject_GetAttr(tensor.ptr(), TheTorch().mark.ptr()));
+  PyErr_Clear();
+  return mark.is_valid();
+}
 
 ConstTensor Read(const char* name, nb::handle array, Held* held) { return View<nb::ndarray<nb::ro>>(name, array, held); }
 

@@ -27,6 +27,14 @@ struct Held {
 
 Library LibraryOf(nb::handle array);
 
+// Whether torch computes these tensors, or Nones, at once and as they are: they are of its own types, the first is on the CPU, and no gradients are
+// recorded, nothing is traced and nothing differentiated forward. False, too, where that can't be told in short.
+bool OnlyComputes(const nb::tuple& tensors);
+// As many threads as torch takes.
+int TorchThreads();
+// Whether a tensor is marked for torch.compile as memory that stays where it is, as the buffers of caches are.
+bool IsStatic(nb::handle tensor);
+
 // None is a view that is not given. `name` is what errors call the array.
 ConstTensor Read(const char* name, nb::handle array, Held* held);
 Tensor Write(const char* name, nb::handle array, Held* held);

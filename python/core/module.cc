@@ -17,6 +17,7 @@
 #include "cli/report.hpp"
 #include "python/core/arrays.hpp"
 #include "src/contract/layer.hpp"
+#include "src/contract/tensor.hpp"
 #include "src/proof/verify.hpp"
 #include "src/proof/verify_gradient.hpp"
 #include "tercet/tercet.hpp"
@@ -210,10 +211,8 @@ nb::object Results(Library library, std::initializer_list<nb::object> results) {
   return nb::tuple(given);
 }
 
-nb::object AttendArrays(const nb::tuple& inputs, const nb::tuple& options, bool return_state, bool return_saved, nb::handle out,
-                        nb::handle final_state, nb::handle final_key_sum) {
-  Arguments call;
-  ReadCall(inputs, options, &call);
+// Computes a call. Outputs that are None are made, those that are wanted.
+nb::object Attended(Arguments& call, bool return_state, bool return_saved, nb::handle out, nb::handle final_state, nb::handle final_key_sum) {
   const Shapes shapes = ShapesOf(call);
   const Dtype dtype = call.inputs.q.dtype, state_dtype = StateDtypeOf(dtype);
   Outputs outputs;
@@ -238,6 +237,47 @@ nb::object AttendArrays(const nb::tuple& inputs, const nb::tuple& options, bool 
   }
   Check(status);
   return Results(call.library, {out_array, return_state ? state : nb::none(), return_state ? key_sum : nb::none(), saved});
+}
+
+nb::object AttendArrays(const nb::tuple& inputs, const nb::tuple& options, bool return_state, bool return_saved, nb::handle out,
+                        nb::handle final_state, nb::handle final_key_sum) {
+  Arguments call;
+  ReadCall(inputs, options, &call);
+  return Attended(call, return_state, return_saved, out, final_state, final_key_sum);
+}
+
+// A call of a delta rule by tercet.transformers that asks for nothing but computing: (out, state or None). None where it does, or may, and Python has
+// to look. One token of a model finds nothing of this in the caches: what it costs is the lines of code and data that it touches, and here they are
+// half of Python's. `tensors` are query, key, value, g, beta and the initial state; no option in `named` may have a value; where `own_l2_norm` is not
+// None, tensors in less than f32 have their norm from there.
+nb::object AttendDelta(nb::handle rule, const nb::tuple& tensors, bool return_state, bool l2_norm, nb::handle own_l2_norm, const nb::dict& options,
+                       nb::handle named) {
+  constexpr size_t kAt[] = {0, 1, 2, 3, 4, 8};  // in kInputs
+  for (const auto& [name, value] : options)
+    if (!value.is_none() && PySet_Contains(named.ptr(), name.ptr()) > 0) return nb::none();
+  if (tensors.size() != std::size(kAt) || !OnlyComputes(tensors)) return nb::none();
+  Arguments call;
+  call.library = Library::kTorch;
+  try {
+    for (size_t at = 0; at < std::size(kAt); ++at) call.inputs.*kInputs[kAt[at]].of = Read(kInputs[kAt[at]].name, tensors[at], &call.held);
+  } catch (const std::exception&) {
+    return nb::none();
+  }
+  const Inputs& in = call.inputs;
+  const Dtype dtype = in.q.dtype;
+  const auto is = [](const ConstTensor& t, Dtype one, Dtype other) { return t.given() && (t.dtype == one || t.dtype == other); };
+  const bool dtypes = (dtype == Dtype::kF32 || is(in.q, Dtype::kBF16, Dtype::kF16)) && is(in.k, dtype, dtype) && is(in.v, dtype, dtype) &&
+                      is(in.log_decay, dtype, Dtype::kF32) && is(in.beta, dtype, Dtype::kF32) &&
+                      (!in.initial_state.given() || in.initial_state.dtype == Dtype::kF32);
+  if (!dtypes || in.q.rank != 4 || in.k.rank != 4 || in.q.shape != in.k.shape || contract::Count(in.q) == 0) return nb::none();
+  if (l2_norm && dtype != Dtype::kF32 && !own_l2_norm.is_none()) return nb::none();
+  call.options.rule = ToRule(Text("rule", rule));
+  call.options.feature_map = l2_norm ? FeatureMap::kL2Norm : FeatureMap::kIdentity;
+  call.options.check_values = false;
+  call.options.threads = TorchThreads();
+  const bool in_place = return_state && in.initial_state.given() && IsStatic(tensors[5]);
+  const nb::object result = Attended(call, return_state, false, nb::none(), in_place ? tensors[5] : nb::none(), nb::none());
+  return return_state ? result : nb::make_tuple(result, nb::none());
 }
 
 // The gradients that `wanted` names, as a list in the order of kInputs and then scale's; None where they are not wanted.
@@ -374,6 +414,9 @@ NB_MODULE(_core, module) {
   module.doc() = "Tercet's library. Its functions are documented where tercet calls them.";
   module.def("attend", &AttendArrays, nb::arg("inputs"), nb::arg("options"), nb::arg("return_state"), nb::arg("return_saved"), nb::arg("out").none(),
              nb::arg("final_state").none(), nb::arg("final_key_sum").none());
+  module.def("attend_delta", &AttendDelta, nb::arg("rule"), nb::arg("tensors"), nb::arg("return_state"), nb::arg("l2_norm"),
+             nb::arg("own_l2_norm").none(), nb::arg("options"), nb::arg("named"));
+  module.def("only_computes", &OnlyComputes, nb::arg("tensors"));
   module.def("gradient", &GradientArrays, nb::arg("inputs"), nb::arg("options"), nb::arg("grad_out").none(), nb::arg("grad_final_state").none(),
              nb::arg("grad_final_key_sum").none(), nb::arg("saved").none(), nb::arg("wanted").none());
   module.def("verify", &VerifyArrays, nb::arg("inputs"), nb::arg("options"), nb::arg("gradient"), nb::arg("seed"), nb::arg("expected_out").none(),

@@ -3,6 +3,10 @@ from typing import Any
 def attend(
     inputs: tuple, options: tuple, return_state: bool, return_saved: bool, out: Any | None, final_state: Any | None, final_key_sum: Any | None
 ) -> Any: ...
+def attend_delta(
+    rule: str, tensors: tuple, return_state: bool, l2_norm: bool, own_l2_norm: Any | None, options: dict, named: frozenset
+) -> tuple | None: ...
+def only_computes(tensors: tuple) -> bool: ...
 def gradient(
     inputs: tuple,
     options: tuple,

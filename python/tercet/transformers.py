@@ -30,6 +30,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch.compiler import is_compiling
 
 from tercet import _core
 
@@ -61,6 +62,8 @@ _FOREIGN = frozenset({
     "state_batch_indices",
 })
 
+_TELLING = _FOREIGN | {"cu_seqlens", "seq_idx"}  # with those that say where sequences begin
+
 _calls = collections.Counter()  # served calls under None, the others under why not
 
 
@@ -77,9 +80,11 @@ _PLAIN, _RECORDED, _COMPILED = range(3)
 
 def _check(*tensors: torch.Tensor | None) -> int:
     """How to compute a call of these tensors, or Nones, the first of them on the CPU; _Refused where it can't be. The library refuses the rest."""
+    if not is_compiling() and _core.only_computes(tensors):  # most calls, and each step of a decode
+        return _PLAIN
     if not tensors[0].is_cpu:
         raise _Refused(f"a tensor is on {tensors[0].device.type}")
-    if torch.compiler.is_compiling():
+    if is_compiling():
         if torch.compiler.is_exporting():
             raise _Refused("the call is exported")
         return _COMPILED
@@ -157,6 +162,12 @@ def _delta(rule, l2norm, query, key, value, g, beta, initial_state, output_final
     Returns (out [B, T, Hv, V] of query's dtype, the final state in f32 or None). `l2norm` is the file's own function where it is applied in the
     dtype of query, and None where that is done in f32.
     """
+    if not is_compiling():
+        tensors = (query, key, value, g, beta, initial_state)
+        done = _core.attend_delta(rule, tensors, bool(output_final_state), bool(use_qk_l2norm_in_kernel), l2norm, options, _TELLING)
+        if done is not None:  # what follows, for a call that has nothing to it
+            _calls[None] += 1
+            return done
     _check_options(options)
     way = _check(query, key, value, g, beta, initial_state)
     if query.dtype not in _DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
@@ -426,7 +437,7 @@ def _convolution(names: tuple[str, ...]) -> Callable:
 
 
 def _leave(reason: Exception) -> None:
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         _calls[str(reason).partition("\n")[0]] += 1
 
 

@@ -806,7 +806,9 @@ class Passes {
     const Tag<T> d;
     const int64_t column = first * kLanes;
     const T* from = StateBefore(first);
-    const T* ahead = from + (job_.head + 1 < span_.layer.state_heads ? span_.layer.in.initial_state.strides[1] : 0);
+    const bool more = job_.head + 1 < span_.layer.state_heads;
+    const T* ahead = from + (more ? span_.layer.in.initial_state.strides[1] : 0);
+    const T* to_ahead = StateAfter(first) + (more ? span_.layer.out.final_state.strides[1] : 0);
     const int64_t from_row = span_.layer.in.initial_state.strides[2];
     // The reads of the other query heads come before the write.
     for (int64_t g = 1; g < span_.queries; ++g) {
@@ -824,10 +826,10 @@ class Passes {
     Pending& write = *room_.pending;
     if constexpr (S::kReads) {
       if (write.vectors == m) {
-        WriteAndRead<m, true, true>(from, ahead);
+        WriteAndRead<m, true, true>(from, ahead, to_ahead);
       } else {
         FinishWrite();
-        WriteAndRead<m, false, true>(from, ahead);
+        WriteAndRead<m, false, true>(from, ahead, to_ahead);
       }
     }
     write.vectors = m;
@@ -849,7 +851,7 @@ class Passes {
       hn::Store(u[n], d, write.u + n * kLanes);
     }
     if constexpr (!S::kReads) {
-      WriteAndRead<m, true, true>(from, ahead);
+      WriteAndRead<m, true, true>(from, ahead, to_ahead);
       write.vectors = 0;
     }
     for (int64_t g = 0; g < span_.queries; ++g) {
@@ -867,14 +869,14 @@ class Passes {
   void FinishWrite() const {
     const int vectors = room_.pending->vectors;
     room_.pending->vectors = 0;
-    if (vectors == kWide) WriteAndRead<kWide, true, false>(nullptr, nullptr);
-    if (vectors == 1) WriteAndRead<1, true, false>(nullptr, nullptr);
+    if (vectors == kWide) WriteAndRead<kWide, true, false>(nullptr, nullptr, nullptr);
+    if (vectors == 1) WriteAndRead<1, true, false>(nullptr, nullptr, nullptr);
   }
 
   // Writes the room's strip, and reads the one at `from` for this head's token into the room's sums: x, then r. Where the update reads nothing both
-  // are the same strip. `ahead` is the strip to ask for.
+  // are the same strip. `ahead` is the strip to ask for, and `to_ahead` where it will be written to: a store to what is not in a cache waits for it.
   template <int m, bool kWrite, bool kRead>
-  HWY_NOINLINE void WriteAndRead(const T* from, const T* ahead) const {
+  HWY_NOINLINE void WriteAndRead(const T* from, const T* ahead, const T* to_ahead) const {
     using At = Coefs<1>;
     constexpr int64_t kLine = 64 / sizeof(T);
     constexpr bool kTwo = S::kReads;
@@ -882,6 +884,8 @@ class Passes {
     const Tag<T> d;
     const Pending& write = *room_.pending;
     // Writes go from row `begin` on by `step` rows.
+    const int64_t to_ahead_row = span_.layer.out.final_state.strides[2];
+    const bool apart = to_ahead != ahead;
     const int64_t K = span_.K, from_row = span_.layer.in.initial_state.strides[2], step = kTwo ? -1 : 1, begin = kTwo ? K - 1 : 0;
     const int64_t old_row = kWrite ? write.from_row * step : 0, to_row = kWrite ? write.to_row * step : 0;
     const T* old = kWrite ? write.from + begin * write.from_row : nullptr;
@@ -917,6 +921,10 @@ class Passes {
       if constexpr (kRead) {
         for (int64_t n = 0; n < m * kLanes; n += kLine) __builtin_prefetch(ahead + n, 0, 2);
         ahead += from_row;
+        if (apart) {
+          for (int64_t n = 0; n < m * kLanes; n += kLine) __builtin_prefetch(to_ahead + n, 0, 2);
+          to_ahead += to_ahead_row;
+        }
         if constexpr (kTwo) {
           HWY_UNROLL(8)
           for (int n = 0; n < m; ++n) {

@@ -386,6 +386,56 @@ def test_what_goes_to_the_original():
     assert report.served == 1
 
 
+EXCHANGES = pytest.mark.skipif(not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no quick views of its tensors")
+
+
+def short_way(q, k, v, g, beta, state=None, l2norm=False, own=None, **options):
+    """The extension's whole call of gated delta, or None."""
+    return served._core.attend_delta("gated_delta", (q, k, v, g, beta, state), True, l2norm, own, options, served._TELLING)
+
+
+@EXCHANGES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("started", ["", "a state", "a buffer"])
+@pytest.mark.parametrize("tokens", [1, 50])
+def test_the_short_way(dtype, started, tokens):
+    (q, k, v), gates = tensors(dtype, tokens=tokens)
+    state = torch.randn(2, 4, 16, 24) if started else None
+    kept = state.clone() if started else None
+    if started == "a buffer":
+        torch._dynamo.mark_static_address(state)
+    with torch.no_grad():
+        short = short_way(q, k, v, **gates, state=state, l2norm=True, cu_seqlens=None, use_cache=True)
+        in_place = started != "" and short[1] is state
+        found = served._attend(served._PLAIN, q, k, v, "gated_delta", gates["g"], gates["beta"], None, "l2_norm", kept, None, True)
+    assert in_place == (started == "a buffer")
+    assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(short, found, strict=True))
+    assert in_place or not started or torch.equal(state, kept)
+
+
+@EXCHANGES
+def test_where_the_short_way_ends():
+    (q, k, v), gates = tensors()
+    narrow, state = [x.bfloat16() for x in (q, k, v)], torch.randn(2, 4, 16, 24)
+    other = torch.Tensor._make_subclass(type("Other", (torch.Tensor,), {}), v)
+    assert short_way(q, k, v, **gates) is None  # gradients may be recorded
+    with torch.no_grad():
+        assert short_way(q, k, v, **gates) is not None and short_way(*narrow, **gates, l2norm=True) is not None
+        for given in ([x.double() for x in (q, k, v)], [x.to("meta") for x in (q, k, v)], [q, k.bfloat16(), v], [q, k, v.to("meta")], [q, k, other],
+                      [x.cfloat() for x in (q, k, v)], [q[:, :0], k[:, :0], v[:, :0]], [q, k[:, :, :2], v], [q[0], k[0], v]):
+            assert short_way(*given, **gates) is None
+        for changed in (dict(g=gates["g"].double()), dict(beta=gates["beta"].bfloat16()), dict(state=state.bfloat16()), dict(scale=1.0),
+                        dict(cu_seqlens=torch.tensor([0, 100])), dict(seq_idx=torch.zeros(2, 50))):
+            assert short_way(q, k, v, **dict(gates, **changed)) is None
+        assert short_way(*narrow, **gates, l2norm=True, own=torch.nn.functional.normalize) is None
+        with torch.autograd.forward_ad.dual_level():
+            assert short_way(q, k, v, **gates) is None
+        traced = []
+        torch.jit.trace(lambda x: traced.append(short_way(x, k, v, **gates)) or x + 1, q, check_trace=False)
+        torch.func.vmap(lambda x: traced.append(short_way(q, k, x, **gates)) or x + 1)(v[None])
+        assert traced == [None, None]
+
+
 def test_grouped_heads_are_not_copied(monkeypatch):
     """q, k and v as the layer cuts them out of one buffer, with fewer heads for q and k: the library gets this very memory."""
     current, original = rule()
