@@ -373,42 +373,55 @@ TEST_P(EveryRule, ErrsLittleMoreThanItsInputs) {
 // again for what the solve makes of them.
 constexpr double kTolerance = 12 * 0x1p-9;
 
-TEST_P(EveryRule, ConformsOnOddShapes) {
-  const int64_t dims[] = {1, 5, 33, 96, 128, 257}, all_tokens[] = {0, 1, 15, 16, 17, 63, 64, 65, 200}, chunks[] = {64, 16, 1, 33, 48, 200};
+// Case n of odd shapes, with what the engine was asked for: every length with every key_dim, and all that a call may have by turns.
+struct OddCase {
+  int64_t number, tokens, key_dim, value_dim;
+  Options options;
+  OwnedInputs inputs;
+};
+template <class Each>
+void ForOddShapes(Rule rule, RandomSpec (*spec_of)(int64_t), const std::array<int64_t, 6>& chunks, Each&& each) {
+  const int64_t dims[] = {1, 5, 33, 96, 128, 257};
   int64_t n = 0;
-  for (const int64_t tokens : all_tokens)
+  for (const int64_t tokens : {0, 1, 15, 16, 17, 63, 64, 65, 200})
     for (int i = 0; i < 6; ++i, ++n) {
-      RandomSpec spec = Spec(tokens);
+      RandomSpec spec = spec_of(tokens);
       spec.key_dim = dims[i];
       spec.value_dim = dims[(i + n) % 6];
       spec.seed = static_cast<uint64_t>(n);
       spec.heads = 1 + n % 2;
       Options options;
-      options.rule = GetParam();
+      options.rule = rule;
+      options.form = Form::kChunkwise;
+      options.chunk = chunks[(n + n / 6) % 6];
       if (n % 5 == 1) spec.q_heads = 2 * spec.heads;
       if (n % 5 == 2) spec.q_heads = spec.k_heads = 1, spec.gate_heads = 1;
       if (n % 5 == 3) spec.batch = 2;
       if (n % 5 == 4 && tokens > 0) spec.offsets = {0, tokens / 3, tokens / 3, tokens};
       if (n % 4 == 3) spec.valid_fraction = 0.7;
       if (n % 3 == 1) options.feature_map = FeatureMap::kEluPlusOne;
-      if (n % 3 == 1 && Info(GetParam()).can_normalize) options.normalize = spec.normalize = true;
+      if (n % 3 == 1 && Info(rule).can_normalize) options.normalize = spec.normalize = true;
       if (n % 3 == 2) options.feature_map = n % 2 == 0 ? FeatureMap::kL2Norm : FeatureMap::kRelu;
-      if (n % 3 != 0 && !Info(GetParam()).can_normalize) options.feature_map = FeatureMap::kL2Norm;
+      if (n % 3 != 0 && !Info(rule).can_normalize) options.feature_map = FeatureMap::kL2Norm;
       if (n % 2 == 0) spec.gate_dtype = Dtype::kBF16;
       spec.initial_state = n % 6 != 0;
       OwnedInputs inputs = RandomInputs(spec);
       // A denominator is a sum of positive numbers: where it may cancel, no tolerance holds.
       for (int64_t c = 0; options.normalize && !inputs.bonus.shape.empty() && c < inputs.bonus.size(); ++c)
         inputs.bonus.Set(c, std::abs(inputs.bonus.Get(c)));
-      const Answers want = Oracle<double>(options, inputs.view());
-      for (const std::string& target : Tested()) {
-        SCOPED_TRACE(target + " T" + std::to_string(tokens) + " K" + std::to_string(spec.key_dim) + " V" + std::to_string(spec.value_dim));
-        options.form = Form::kChunkwise;
-        options.chunk = chunks[(n + n / 6) % 6];
-        options.target = target;
-        ExpectNear(Compute(options, inputs.view()), want, kTolerance);
-      }
+      each(OddCase{n, tokens, spec.key_dim, spec.value_dim, options, std::move(inputs)});
     }
+}
+
+TEST_P(EveryRule, ConformsOnOddShapes) {
+  ForOddShapes(GetParam(), &Spec, {64, 16, 1, 33, 48, 200}, [](OddCase one) {
+    const Answers want = Oracle<double>(one.options, one.inputs.view());
+    for (const std::string& target : Tested()) {
+      SCOPED_TRACE(target + " T" + std::to_string(one.tokens) + " K" + std::to_string(one.key_dim) + " V" + std::to_string(one.value_dim));
+      one.options.target = target;
+      ExpectNear(Compute(one.options, one.inputs.view()), want, kTolerance);
+    }
+  });
 }
 
 // A long span, or the parallel form: blocks past the first four, and anchors that many.
@@ -618,43 +631,17 @@ TEST_P(EveryGradient, ErrsLittleMoreThanItsInputs) {
 constexpr double kGradientTolerance = 2 * kTolerance;
 
 TEST_P(EveryGradient, ConformsOnOddShapes) {
-  const int64_t dims[] = {1, 5, 33, 96, 128, 257}, all_tokens[] = {0, 1, 15, 16, 17, 63, 64, 65, 200}, chunks[] = {64, 16, 0, 33, 48, 200};
-  int64_t n = 0;
-  for (const int64_t tokens : all_tokens)
-    for (int i = 0; i < 6; ++i, ++n) {
-      RandomSpec spec = Spec(tokens);
-      spec.key_dim = dims[i];
-      spec.value_dim = dims[(i + n) % 6];
-      spec.seed = static_cast<uint64_t>(n);
-      spec.heads = 1 + n % 2;
-      Options options;
-      options.rule = GetParam();
-      if (n % 5 == 1) spec.q_heads = 2 * spec.heads;
-      if (n % 5 == 2) spec.q_heads = spec.k_heads = 1, spec.gate_heads = 1;
-      if (n % 5 == 3) spec.batch = 2;
-      if (n % 5 == 4 && tokens > 0) spec.offsets = {0, tokens / 3, tokens / 3, tokens};
-      if (n % 4 == 3) spec.valid_fraction = 0.7;
-      if (n % 3 == 1) options.feature_map = FeatureMap::kEluPlusOne;
-      if (n % 3 == 1 && Info(GetParam()).can_normalize) options.normalize = spec.normalize = true;
-      if (n % 3 == 2) options.feature_map = FeatureMap::kL2Norm;
-      if (n % 3 != 0 && !Info(GetParam()).can_normalize) options.feature_map = FeatureMap::kL2Norm;
-      if (n % 2 == 0) spec.gate_dtype = Dtype::kBF16;
-      spec.initial_state = n % 6 != 0;
-      OwnedInputs inputs = RandomInputs(spec);
-      for (int64_t c = 0; options.normalize && !inputs.bonus.shape.empty() && c < inputs.bonus.size(); ++c)
-        inputs.bonus.Set(c, std::abs(inputs.bonus.Get(c)));
-      OwnedGiven given = DrawGiven(options, inputs.view(), static_cast<uint64_t>(n));
-      const proof::InputGradients<double> want = OracleGradients<double>(options, inputs.view(), given.view());
-      for (const std::string& target : Tested()) {
-        SCOPED_TRACE(target + " T" + std::to_string(tokens) + " K" + std::to_string(spec.key_dim) + " V" + std::to_string(spec.value_dim));
-        options.form = Form::kChunkwise;
-        options.chunk = chunks[(n + n / 6) % 6];
-        options.target = target;
-        if (n % 4 == 1) given.saved = Save(options, inputs.view());
-        OwnedGradients got = ComputeGradients(options, inputs, given);
-        ExpectNearGradients(got, want, kGradientTolerance);
-      }
+  ForOddShapes(GetParam(), &Spec, {64, 16, 0, 33, 48, 200}, [](OddCase one) {
+    OwnedGiven given = DrawGiven(one.options, one.inputs.view(), static_cast<uint64_t>(one.number));
+    const proof::InputGradients<double> want = OracleGradients<double>(one.options, one.inputs.view(), given.view());
+    for (const std::string& target : Tested()) {
+      SCOPED_TRACE(target + " T" + std::to_string(one.tokens) + " K" + std::to_string(one.key_dim) + " V" + std::to_string(one.value_dim));
+      one.options.target = target;
+      if (one.number % 4 == 1) given.saved = Save(one.options, one.inputs.view());
+      OwnedGradients got = ComputeGradients(one.options, one.inputs, given);
+      ExpectNearGradients(got, want, kGradientTolerance);
     }
+  });
 }
 
 TEST_P(EveryGradient, StrongDecayIsForgetting) {
