@@ -24,6 +24,7 @@
 // Where a target has tile registers, products of 16 tokens and more run on them: operands rounded to bf16, sums in f32, and all else as it is.
 //
 // Forward over the chunks keeps the states of segments, which are a chunk or more, then backward from the last.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -790,6 +791,7 @@ class Gradient {
     Absorb(begin, end, 1, faded, fades, d_faded, d_writers_[b], add);
   }
   // From token `begin` on, `step` apart, to before `end`: to = or += fades d_faded, and d_log += the sum of faded d_faded over the rows walked over.
+  // Where a token has one decay that is always the first share.
   void Absorb(int64_t begin, int64_t end, int64_t step, const T* HWY_RESTRICT faded, const T* HWY_RESTRICT fades, const T* HWY_RESTRICT d_faded,
               T* HWY_RESTRICT to, bool add) const {
     const Tag<T> d;

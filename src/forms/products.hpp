@@ -3,7 +3,6 @@
 #ifndef TERCET_SRC_FORMS_PRODUCTS_HPP_
 #define TERCET_SRC_FORMS_PRODUCTS_HPP_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 

@@ -27,6 +27,7 @@ class ProductsOn {
 
  private:
   using Part = Product::Part;
+  static_assert(kGroup == forms::kProductGroup && sizeof(Tile) == forms::kTileBytes && sizeof(Sums) == forms::kTileBytes);
 
   explicit ProductsOn(const Product& product)
       : p_(product),
