@@ -10,7 +10,7 @@ namespace tercet::cli {
 namespace {
 
 // What a file may say about a layer. How this machine computes it (threads, target, table_limit) is not a file's to say.
-constexpr std::string_view kFromMetadata[] = {"rule", "form", "chunk", "scale", "feature_map", "eps", "normalize", "tolerance"};
+constexpr std::string_view kFromMetadata[] = {"rule", "form", "chunk", "scale", "feature_map", "eps", "normalize", "tolerance", "operands"};
 
 template <class T>
 bool Parse(const std::string& text, T* value) {

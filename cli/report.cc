@@ -68,8 +68,22 @@ Json JudgementsJson(const std::vector<proof::Judgement>& judgements) {
                     {"distance", judgement.distance},
                     {"noise", judgement.noise},
                     {"ratio", judgement.ratio},
-                    {"largest", judgement.largest}});
+                    {"largest", judgement.largest},
+                    {"operands", judgement.operands == proof::Operands::kNotRounded ? Json() : Json(proof::Name(judgement.operands))}});
   return json;
+}
+
+// Which forms round the operands of their products, in a line; nothing where none does.
+std::string OperandsText(const std::vector<proof::Judgement>& judgements) {
+  std::string text;
+  std::string_view last;
+  for (const proof::Judgement& judgement : judgements) {
+    if (judgement.operands == proof::Operands::kNotRounded || judgement.form == last) continue;
+    text += fmt::format("{} {} to {}", text.empty() ? "  operands of products are rounded, which the noise counts in:" : ",", judgement.form,
+                        proof::Name(judgement.operands));
+    last = judgement.form;
+  }
+  return text.empty() ? text : text + "\n";
 }
 
 }  // namespace
@@ -131,7 +145,7 @@ std::string Halves(const proof::Verdict& verdict) {
     text += Decide(fmt::format("  {:<10} {:>10.2e} {:>10.2e} {:>8.3g}  {:<15} {:>10.2e}  ratio at most {:g}", judgement.form, judgement.distance,
                                judgement.noise, judgement.ratio, judgement.tensor, judgement.largest, verdict.limit),
                    judgement.same);
-  return text;
+  return text + OperandsText(verdict.judgements);
 }
 
 std::string Halves(const proof::GradientVerdict& verdict) {
@@ -150,7 +164,7 @@ std::string Halves(const proof::GradientVerdict& verdict) {
     text += Decide(fmt::format("  {:<10} {:<15} {:>10.2e} {:>10.2e} {:>8.3g} {:>10.2e}  ratio at most {:g}", judgement.form, judgement.tensor,
                                judgement.distance, judgement.noise, judgement.ratio, judgement.largest, verdict.limit),
                    judgement.same);
-  return text;
+  return text + OperandsText(verdict.judgements);
 }
 
 std::string RowTitle(const proof::GradientVerdict& verdict) {

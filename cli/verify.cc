@@ -36,7 +36,7 @@ Examples
   tercet verify --rule all --gradient              the gradients of the recurrent and the chunkwise form
 
 Tensors named expected.out, expected.final_state and expected.final_key_sum are somebody's answers, judged like a fourth form; --tolerance says how
-exactly they were written down, relative to the largest of them.
+exactly they were written down, relative to the largest of them, and --operands to what the operands of the products behind them were rounded.
 
 Exit codes: 0 all is the same function; 1 it is not; 2 bad use or a bad file.)";
 
@@ -72,17 +72,20 @@ Status Command::Run(Result* result) {
   if (!flags.OnCommandLine("form")) attend.form = Form::kAutomatic;  // a file may give the form that `run` is to take
   flags.Get("seed", &options_.seed);
   flags.Get("tolerance", &options_.tolerance);
+  if (flags.Given("operands") && !proof::Find(flags.Text("operands"), &options_.expected_operands)) flags.Refuse("operands", "bf16, f16 or tf32");
   if (!flags.status().ok()) return flags.status();
   if (Status status = ReadPlant(); !status.ok()) return status;
 
   if (flags.OnCommandLine("form") && !gradient)
     return {StatusCode::kInvalidOption, "--form is for --gradient; without it all three forms are computed"};
-  if (flags.OnCommandLine("tolerance") && gradient)
-    return {StatusCode::kInvalidOption, "--tolerance is for expected answers, and --gradient judges none"};
   const proof::Expected& expected = tensors.expected;
-  if (flags.OnCommandLine("tolerance") && !expected.out.given() && !expected.final_state.given() && !expected.final_key_sum.given())
-    return {StatusCode::kInvalidOption,
-            "--tolerance is for tensors named expected.out, expected.final_state or expected.final_key_sum, and none was given"};
+  for (const std::string name : {"tolerance", "operands"}) {
+    if (flags.OnCommandLine(name) && gradient)
+      return {StatusCode::kInvalidOption, "--" + name + " is for expected answers, and --gradient judges none"};
+    if (flags.OnCommandLine(name) && !expected.out.given() && !expected.final_state.given() && !expected.final_key_sum.given())
+      return {StatusCode::kInvalidOption,
+              "--" + name + " is for tensors named expected.out, expected.final_state or expected.final_key_sum, and none was given"};
+  }
   Progress progress;
   options_.progress = [&](double fraction, std::string_view doing) { progress.Update(fraction, doing); };
   if (!input.empty()) return Files(tensors, result);
@@ -301,6 +304,7 @@ Action AddVerify(CLI::App* command) {
   random("dtype", "DTYPE", "f32 (the default), f64, bf16 or f16");
   flags->Add(command, "seed", "N", "of the random tensors and of the proof; by default 1");
   flags->Add(command, "tolerance", "X", "of the expected answers, relative to their largest; by default 0: written down to the last bit");
+  flags->Add(command, "operands", "DTYPE", "of the expected answers' products: bf16, f16 or tf32, as on tensor cores; by default not rounded");
   flags->Add(command, "plant", "ERROR", "decay, scale or mask: an error for the chunkwise form, or for its gradients");
   flags->Add(command, "plant_in", "HALF", "algebra, floating-point or both (the default)");
   command->add_flag("--gradient", self->gradient, "the gradients of the recurrent and the chunkwise form; the parallel form has none");

@@ -10,6 +10,8 @@
 
 #include "src/contract/half.hpp"
 #include "src/floating_mode.hpp"
+#include "src/proof/verify.hpp"
+#include "src/proof/verify_gradient.hpp"
 #include "tests/amx_emulation.hpp"
 #include "tests/gradients.hpp"
 #include "tests/support.hpp"
@@ -582,6 +584,77 @@ TEST_P(EveryRule, ViewsAreWhatTheyShow) {
   }
 }
 
+// ---- The proof ----------------------------------------------------------------------------------------------------------------------------------
+
+std::string Ratios(const std::vector<proof::Judgement>& judgements) {
+  std::string text;
+  for (const proof::Judgement& one : judgements) text += one.form + " " + one.tensor + " " + std::to_string(one.ratio) + "; ";
+  return text;
+}
+
+TEST_P(EveryRule, ProvesTheSameFunction) {
+  for (const std::string& target : Tested())
+    for (const auto& [tokens, key_dim, value_dim] :
+         {std::array<int64_t, 3>{0, 3, 2}, {1, 5, 3}, {17, 1, 5}, {21, 33, 17}, {70, 16, 20}, {200, 64, 8}})
+      for (const FeatureMap map : {FeatureMap::kIdentity, FeatureMap::kEluPlusOne}) {
+        RandomSpec spec = Spec(tokens);
+        spec.key_dim = key_dim;
+        spec.value_dim = value_dim;
+        spec.feature_map = map;
+        spec.normalize = map == FeatureMap::kEluPlusOne && Info(GetParam()).can_normalize;
+        proof::VerifyOptions options;
+        options.attend = OnTarget(target, 0);
+        options.attend.feature_map = map;
+        options.attend.normalize = spec.normalize;
+        const OwnedInputs inputs = RandomInputs(spec);
+        proof::Verdict verdict;
+        const Status status = proof::Verify(options, inputs.view(), {}, &verdict);
+        ASSERT_TRUE(status.ok()) << status.message;
+        EXPECT_EQ(verdict.target, target);
+        EXPECT_TRUE(verdict.same()) << target << " T" << tokens << " K" << key_dim << " V" << value_dim << " " << Ratios(verdict.judgements);
+        const proof::Operands operands[] = {proof::Operands::kInBF16, proof::Operands::kNotRounded, proof::Operands::kInBF16};
+        for (size_t form = 0; form < 3; ++form) EXPECT_EQ(verdict.judgements[form].operands, operands[form]) << verdict.judgements[form].form;
+        // What is planted is computed without tiles, and seen.
+        options.plant = proof::Plant::kMask;
+        if (tokens < 2 || !proof::Verify(options, inputs.view(), {}, &verdict).ok()) continue;
+        EXPECT_EQ(verdict.judgements[2].operands, proof::Operands::kNotRounded);
+        EXPECT_FALSE(verdict.judgements[2].same) << target << " T" << tokens << " " << Ratios(verdict.judgements);
+      }
+}
+
+// Somebody's answers, here those of tiles, judged where there are none.
+TEST_P(EveryRule, ItsAnswersAreTheLayersOnceTheirOperandsAreSaid) {
+  const OwnedInputs inputs = RandomInputs(Spec(130));
+  const std::string beside = "AVX3";
+  for (const std::string& target : Tested()) {
+    Results answers = Room(OnTarget(target), inputs.view());
+    const Status computed = Attend(OnTarget(target), inputs.view(), answers.view());
+    ASSERT_TRUE(computed.ok()) << computed.message;
+    proof::VerifyOptions options;
+    options.attend = OnTarget(beside);
+    const auto judged = [&](proof::Operands operands) {
+      options.expected_operands = operands;
+      proof::Verdict verdict;
+      const Status status = proof::Verify(options, inputs.view(), {answers.out.view(), answers.final_state.view(), {}}, &verdict);
+      EXPECT_TRUE(status.ok()) << status.message;
+      EXPECT_EQ(verdict.judgements[3].operands, operands);
+      EXPECT_TRUE(verdict.judgements[0].same && verdict.judgements[1].same && verdict.judgements[2].same);
+      return verdict.judgements[3].ratio;
+    };
+    EXPECT_LE(judged(proof::Operands::kInBF16), 2) << target;
+    // The products of linear's state are exact, as what is given is.
+    const double unsaid = judged(proof::Operands::kNotRounded);
+    EXPECT_TRUE(GetParam() == Rule::kLinear || unsaid > 6) << target << " " << unsaid;
+    // Two channels of v that change places.
+    for (int64_t i = 0; i < answers.out.size(); i += 84) {
+      const double first = answers.out.Get(i);
+      answers.out.Set(i, answers.out.Get(i + 1));
+      answers.out.Set(i + 1, first);
+    }
+    EXPECT_GT(judged(proof::Operands::kInBF16), 6) << target;
+  }
+}
+
 // ---- Gradients ----------------------------------------------------------------------------------------------------------------------------------
 
 class EveryGradient : public EveryRule {
@@ -718,6 +791,31 @@ TEST_P(EveryGradient, OfShortChunksAreThoseOfTheTargetBeside) {
     EXPECT_TRUE(SameBits(got.k, beside.k) && SameBits(got.v, beside.v)) << target;
     EXPECT_FALSE(SameBits(longer.k, other.k)) << target << " did not run on tiles";
   }
+}
+
+TEST_P(EveryGradient, ProvesTheOraclesGradients) {
+  for (const std::string& target : Tested())
+    for (const auto& [tokens, key_dim, value_dim] : {std::array<int64_t, 3>{1, 5, 3}, {21, 5, 3}, {70, 16, 20}, {40, 33, 7}})
+      for (const bool normalize : {false, true}) {
+        if (normalize && !Info(GetParam()).can_normalize) continue;
+        RandomSpec spec = Spec(tokens);
+        spec.key_dim = key_dim;
+        spec.value_dim = value_dim;
+        spec.normalize = normalize;
+        spec.feature_map = normalize ? FeatureMap::kEluPlusOne : FeatureMap::kIdentity;
+        proof::VerifyOptions options;
+        options.attend = OnTarget(target, 0);
+        options.attend.form = Form::kAutomatic;
+        options.attend.normalize = normalize;
+        options.attend.feature_map = spec.feature_map;
+        const OwnedInputs inputs = RandomInputs(spec);
+        proof::GradientVerdict verdict;
+        const Status status = proof::VerifyGradient(options, inputs.view(), &verdict);
+        ASSERT_TRUE(status.ok()) << status.message;
+        EXPECT_TRUE(verdict.same()) << target << " T" << tokens << (normalize ? " normalised " : " ") << Ratios(verdict.judgements);
+        for (const proof::Judgement& one : verdict.judgements)
+          EXPECT_EQ(one.operands == proof::Operands::kInBF16, one.form == "chunkwise" && verdict.chunk >= 16) << one.form;
+      }
 }
 
 }  // namespace

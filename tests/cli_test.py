@@ -422,6 +422,7 @@ class Gradients(CommandTest):
         self.refused("verify", "--gradient", "--form", "quadratic", says="--form")
         self.refused("verify", "--gradient", "--plant", "decay", says="linear has no decay")
         self.refused("verify", "--gradient", "--tolerance", "1", says="--tolerance")
+        self.refused("verify", "--gradient", "--operands", "bf16", says="--operands")
         self.refused("verify", "--form", "recurrent", says="--gradient")
         self.refused("verify", "--gradient", "--tokens", "100000000", "--key-dim", "8", "--value-dim", "1000", "--heads", "1", says="GiB")
 
@@ -453,6 +454,7 @@ class BadUse(CommandTest):
                 (["verify", "--normalize=perhaps"], "perhaps"), (["verify", "--scale", "1", "--scale", "2"], "--scale"),
                 (["verify", "--plant", "typo"], ["typo", "decay, scale or mask"]), (["verify", "--plant-in", "both"], "--plant"),
                 (["verify", "--plant", "mask", "--plant-in", "here"], "here"), (["verify", "--tolerance", "1"], "--tolerance"),
+                (["verify", "--operands", "bf16"], "--operands"),
                 (["verify", "--form", "parallel"], "--form"), (["run"], "--input"), (["run", "--input", "a.npz"], "--output"),
                 (["info", "--rule", "linear"], "--rule"), (["--json"], "--json")]:
             with self.subTest(arguments=arguments):
@@ -757,7 +759,7 @@ class Files(CommandTest):
     def test_a_bad_value_in_metadata_names_file_key_and_value(self):
         good = {"rule": "linear"}
         for key, value in [("rule", "linnear"), ("rule", "all"), ("scale", "half"), ("feature_map", "elu"), ("feature-map", "elu"), ("eps", "small"),
-                           ("normalize", "maybe"), ("chunk", "4.5"), ("tolerance", "1e-5 "), ("form", "triangular")]:
+                           ("normalize", "maybe"), ("chunk", "4.5"), ("tolerance", "1e-5 "), ("operands", "f8"), ("form", "triangular")]:
             with self.subTest(key=key):
                 path = self.write("bad.safetensors", safetensors(layer("linear"), dict(good, **{key: value})))
                 self.refused("verify", "--input", path, says=["bad.safetensors", key.replace("-", "_"), "'%s'" % value])
@@ -790,10 +792,18 @@ class Files(CommandTest):
             self.assertIs(verdict["algebra"]["same"], True)
             self.assertRegex(self.fails("verify", "--input", path), r"expected .* False\n")
             self.ok("verify", "--input", path, "--tolerance", "1e-6")
+            for operands in ("bf16", "f16", "tf32"):  # an error of 1e-9 is within what these round
+                verdict = self.json("verify", "--input", path, "--operands", operands)
+                self.assertEqual([one["operands"] for one in verdict["judgements"]], [None, None, None, operands])
+            self.assertIn("operands of products are rounded, which the noise counts in: expected to tf32\n",
+                          self.ok("verify", "--input", path, "--operands", "tf32"))
             path = self.write("written.safetensors", safetensors({**arrays, name: wrong}, {"rule": "gated_delta", "tolerance": "1e-6"}))
             self.ok("verify", "--input", path)
             self.fails("verify", "--input", path, "--tolerance", "0")
             self.refused("verify", "--input", path, "--tolerance", "-1", says="tolerance")
+            path = self.write("said.safetensors", safetensors({**arrays, name: wrong}, {"rule": "gated_delta", "operands": "bf16"}))
+            self.ok("verify", "--input", path)
+            self.refused("verify", "--input", path, "--operands", "f8", says=["--operands", "bf16, f16 or tf32"])
         normalized = layer("gla", dtype="F64", normalize=True)
         arguments = ["--rule", "gla", "--normalize", "--feature-map", "elu_plus_one"]
         self.ok("run", *arguments, "--input", self.write("n.safetensors", safetensors(normalized)), "--output", self.path("o.npy"), "--final-state",

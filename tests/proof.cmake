@@ -18,4 +18,4 @@ gtest_discover_tests(proof_gradient_test)
 
 # The sweep of docs/proof.md, by hand.
 add_executable(proof_sweep EXCLUDE_FROM_ALL ${CMAKE_CURRENT_LIST_DIR}/proof_sweep.cc)
-target_link_libraries(proof_sweep PRIVATE tercet_proof)
+target_link_libraries(proof_sweep PRIVATE tercet_amx_emulation tercet_proof)

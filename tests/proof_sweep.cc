@@ -1,6 +1,7 @@
 // The sweep of docs/proof.md, printed as its two tables: the largest ratio of a right form, and the smallest of a form with a planted error. Not a
 // test of its own, for it takes minutes: build the target proof_sweep and run it; `proof_sweep bf16` (or f16) sweeps that dtype in the place of f32.
-// `proof_sweep gradient [LAYERS [RULE]]` draws so many layers a rule (or of one) and sweeps their gradients.
+// `proof_sweep gradient [LAYERS [RULE]]` draws so many layers a rule (or of one) and sweeps their gradients. With `tiles` before these all is bf16 on
+// Intel AMX, or where there is none on its emulation; nothing is planted there, for that is put into the reference.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "src/proof/inputs.hpp"
 #include "src/proof/verify.hpp"
 #include "src/proof/verify_gradient.hpp"
+#include "tests/amx_emulation.hpp"
 
 namespace tercet::proof {
 namespace {
@@ -93,6 +95,9 @@ std::vector<Grid> Of(Dtype dtype, std::vector<Grid> grids) {
   return grids;
 }
 
+// The target of the sweep on tiles; else empty.
+std::string on_tiles;
+
 int Run(Dtype dtype) {
   int64_t layers = 0, wrong = 0;
   std::printf("| rule | layers | parallel | recurrent | chunkwise |\n|---|---|---|---|---|\n");
@@ -100,7 +105,8 @@ int Run(Dtype dtype) {
     int64_t of_rule = 0;
     std::array<double, 3> worst{};
     std::vector<Grid> grids = Of(dtype, kRight);
-    for (const std::string& target : Targets()) {
+    for (Grid& grid : grids) grid.target = on_tiles;
+    for (const std::string& target : on_tiles.empty() ? Targets() : std::vector<std::string>()) {
       Grid grid{kShort, kFew, {1, 20}, 2, dtype};
       grid.target = target;
       grids.push_back(grid);
@@ -111,6 +117,13 @@ int Run(Dtype dtype) {
         ++of_rule;
         wrong += !verdict.same();
         for (size_t form = 0; form < 3; ++form) worst[form] = std::max(worst[form], verdict.judgements[form].ratio);
+        for (const Judgement& judgement : verdict.judgements)
+          if (judgement.ratio > 3)
+            std::fprintf(stderr, "%s T %lld K %lld V %lld chunk %lld map %s%s: %s %s %.3g\n", std::string(info.name).c_str(),
+                         static_cast<long long>(verdict.out.shape[1]), static_cast<long long>(verdict.final_state.shape[2]),
+                         static_cast<long long>(verdict.out.shape[3]), static_cast<long long>(verdict.chunk),
+                         std::string(Name(grid.feature_map)).c_str(), grid.normalize ? " normalised" : "", judgement.form.c_str(),
+                         judgement.tensor.c_str(), judgement.ratio);
       });
     }
     std::printf("| %s | %lld | %.2f | %.2f | %.2f |\n", std::string(info.name).c_str(), static_cast<long long>(of_rule), worst[0], worst[1],
@@ -120,6 +133,7 @@ int Run(Dtype dtype) {
   }
   std::printf("%lld layers, %lld of them said not to be the same\n\n", static_cast<long long>(layers), static_cast<long long>(wrong));
 
+  if (!on_tiles.empty()) return wrong == 0 ? 0 : 1;
   int64_t planted = 0, missed = 0;
   std::printf("| rule | decay | scale | mask |\n|---|---|---|---|\n");
   for (const RuleInfo& info : Rules()) {
@@ -182,9 +196,11 @@ int RunGradients(int layers, const std::string& rule) {
     least.fill(std::numeric_limits<double>::infinity());
     for (int layer = 0; layer < layers; ++layer) {
       VerifyOptions options;
-      const RandomSpec spec = DrawLayer(info, words, &options.attend);
+      RandomSpec spec = DrawLayer(info, words, &options.attend);
+      if (!on_tiles.empty()) spec.dtype = Dtype::kBF16;
+      options.attend.target = on_tiles;
       options.seed = spec.seed;
-      options.plant = layer % 4 == 0 ? static_cast<Plant>(1 + layer / 4 % 3) : Plant::kNone;
+      options.plant = layer % 4 == 0 && on_tiles.empty() ? static_cast<Plant>(1 + layer / 4 % 3) : Plant::kNone;
       const OwnedInputs inputs = RandomInputs(spec);
       GradientVerdict verdict;
       if (!VerifyGradient(options, inputs.view(), &verdict).ok()) continue;
@@ -228,6 +244,17 @@ int RunGradients(int layers, const std::string& rule) {
 }  // namespace tercet::proof
 
 int main(int count, char** arguments) {
+  if (count > 1 && std::string(arguments[1]) == "tiles") {
+    tercet::test::OfferEmulatedAmx();
+    for (const std::string& target : tercet::Targets())
+      if (target.rfind("AMX", 0) == 0 && tercet::proof::on_tiles.empty()) tercet::proof::on_tiles = target;
+    if (tercet::proof::on_tiles.empty()) {
+      std::fprintf(stderr, "no AVX-512 here\n");
+      return 2;
+    }
+    --count, ++arguments;
+    if (count < 2) return tercet::proof::Run(tercet::Dtype::kBF16);
+  }
   if (count > 1 && std::string(arguments[1]) == "gradient")
     return tercet::proof::RunGradients(count > 2 ? std::atoi(arguments[2]) : 100, count > 3 ? arguments[3] : "");
   for (const tercet::Dtype dtype : {tercet::Dtype::kF32, tercet::Dtype::kBF16, tercet::Dtype::kF16})

@@ -750,6 +750,51 @@ TEST(Verify, JudgesExpectedAnswersLikeAFourthForm) {
   EXPECT_EQ(c.verdict.judgements[3].tensor, "final_key_sum");
 }
 
+// Answers of products whose operands were rounded are the layer's to within that, once it is said.
+TEST(Verify, KnowsWhatRoundedOperandsCost) {
+  const auto rounded_to = [](int digits, double x) {
+    int exponent;
+    std::frexp(x, &exponent);
+    const double unit = std::ldexp(1.0, exponent - digits);
+    return std::nearbyint(x / unit) * unit;
+  };
+  ForEachRule([&](const RuleInfo& info) {
+    for (const auto& [name, operands] :
+         {std::pair("bf16", proof::Operands::kInBF16), {"f16", proof::Operands::kInF16}, {"tf32", proof::Operands::kInTF32}}) {
+      Case c(info.rule, Dtype::kF32, 70, 16, 12);
+      ASSERT_TRUE(c.Verify().ok());
+      EXPECT_EQ(Name(operands), name);
+      proof::Operands found = proof::Operands::kNotRounded;
+      EXPECT_TRUE(proof::Find(name, &found));
+      EXPECT_EQ(found, operands);
+      OwnedInputs inputs = c.inputs;
+      for (Owned* owned : {&inputs.q, &inputs.k, &inputs.v, &inputs.remove, &inputs.write})
+        for (int64_t i = 0; i < owned->size(); ++i) owned->Set(i, rounded_to(proof::DigitsOf(operands), owned->Get(i)));
+      Options options = c.options.attend;
+      options.form = Form::kRecurrent;
+      Owned out = c.verdict.out, state = c.verdict.final_state;
+      ASSERT_TRUE(Attend(options, inputs.view(), {out.mutable_view(), state.mutable_view(), {}, {}}).ok());
+      c.expected = {out.view(), state.view(), {}};
+      ASSERT_TRUE(c.Verify().ok());
+      EXPECT_GT(c.verdict.judgements[3].ratio, 100) << c.Text();
+      c.options.expected_operands = operands;
+      ASSERT_TRUE(c.Verify().ok());
+      EXPECT_LE(c.verdict.judgements[3].ratio, 3) << name << " " << c.Text();
+      EXPECT_GT(c.verdict.judgements[3].ratio, 0.1) << name << " " << c.Text();
+      EXPECT_TRUE(c.verdict.same());
+      // All else is judged as before, and what is wrong by more is seen: a scale.
+      for (size_t form = 0; form < 3; ++form) EXPECT_EQ(c.verdict.judgements[form].operands, proof::Operands::kNotRounded);
+      options.scale = 1.1 / std::sqrt(16.0);
+      if (info.default_scale_is_one) options.scale = 1.1;
+      ASSERT_TRUE(Attend(options, inputs.view(), {out.mutable_view(), state.mutable_view(), {}, {}}).ok());
+      ASSERT_TRUE(c.Verify().ok());
+      EXPECT_FALSE(c.verdict.judgements[3].same) << name << " " << c.Text();
+    }
+  });
+  proof::Operands none = proof::Operands::kNotRounded;
+  EXPECT_FALSE(proof::Find("f8", &none) || proof::Find("", &none));
+}
+
 TEST(Verify, RefusesWithASentence) {
   const auto refused = [](Case* c, StatusCode code, const std::string& sentence) {
     const Status status = c->Verify();

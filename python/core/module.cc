@@ -1,6 +1,7 @@
 // The extension tercet._core: arguments to views, one call of the library, results as the caller's own arrays. Functions take their arguments by
 // position and in full; their signatures, defaults and documentation are those of the Python functions that call them (python/tercet/__init__.py).
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -351,7 +352,7 @@ nb::object GradientArrays(const nb::tuple& inputs, const nb::tuple& options, nb:
 
 // Both halves of the proof as (JSON, text for a reader): what `tercet verify --json` and `tercet verify` print.
 nb::object VerifyArrays(const nb::tuple& inputs, const nb::tuple& options, bool gradient, uint64_t seed, nb::handle out, nb::handle final_state,
-                        nb::handle final_key_sum, double tolerance) {
+                        nb::handle final_key_sum, double tolerance, const std::optional<std::string>& operands) {
   Arguments call;
   ReadCall(inputs, options, &call);
   proof::Expected expected;
@@ -362,6 +363,8 @@ nb::object VerifyArrays(const nb::tuple& inputs, const nb::tuple& options, bool 
   verify.attend = call.options;
   verify.seed = seed;
   verify.tolerance = tolerance;
+  if (operands && !proof::Find(*operands, &verify.expected_operands))
+    Check({StatusCode::kInvalidOption, "operands is '" + *operands + "' and must be 'bf16', 'f16', 'tf32' or None"});
   Status status;
   std::string json, text;
   {
@@ -420,7 +423,7 @@ NB_MODULE(_core, module) {
   module.def("gradient", &GradientArrays, nb::arg("inputs"), nb::arg("options"), nb::arg("grad_out").none(), nb::arg("grad_final_state").none(),
              nb::arg("grad_final_key_sum").none(), nb::arg("saved").none(), nb::arg("wanted").none());
   module.def("verify", &VerifyArrays, nb::arg("inputs"), nb::arg("options"), nb::arg("gradient"), nb::arg("seed"), nb::arg("expected_out").none(),
-             nb::arg("expected_final_state").none(), nb::arg("expected_final_key_sum").none(), nb::arg("tolerance"));
+             nb::arg("expected_final_state").none(), nb::arg("expected_final_key_sum").none(), nb::arg("tolerance"), nb::arg("operands").none());
   module.def("rules", &RuleList);
   module.def("targets", [] { return tercet::Targets(); });
   module.def("version", [] { return std::string(tercet::Version()); });

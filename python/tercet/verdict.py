@@ -63,6 +63,7 @@ def verify(
     expected_final_state: Array | None = None,
     expected_final_key_sum: Array | None = None,
     tolerance: float = 0.0,
+    operands: str | None = None,
     seed: int = 1,
     threads: int = 0,
     target: str | None = None,
@@ -73,6 +74,8 @@ def verify(
         gradient: judge the gradients of the recurrent and the chunkwise form instead (or of the one that `form` names).
         expected_out, expected_final_state, expected_final_key_sum: somebody's answers, judged like a fourth form.
         tolerance: how exactly those were written down, relative to the largest of them; 0: to the last bit.
+        operands: 'bf16', 'f16' or 'tf32' where those come from products of operands that are rounded to it, over chunks of `chunk` tokens, as on
+            tensor cores or Intel AMX; None: not rounded.
         seed: of the field elements and of the random roundings.
 
     Returns:
@@ -84,5 +87,8 @@ def verify(
         raise ValueError(f"form is '{form}' and must be 'automatic' without gradient: all three forms are computed")
     inputs = (q, k, v, log_decay, beta, remove, write, bonus, initial_state, initial_key_sum, offsets, valid)
     options = (rule, form, chunk, scale, feature_map, eps, normalize, True, threads, target)
-    found, text = _core.verify(inputs, options, gradient, seed, expected_out, expected_final_state, expected_final_key_sum, tolerance)
+    answers = (expected_out, expected_final_state, expected_final_key_sum)
+    if operands is not None and all(answer is None for answer in answers):
+        raise ValueError(f"operands is '{operands}' and must be None without expected answers, whose products it is about")
+    found, text = _core.verify(inputs, options, gradient, seed, *answers, tolerance, operands)
     return Verdict(json.loads(found), text)

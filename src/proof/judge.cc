@@ -40,7 +40,7 @@ struct Unit {
   std::vector<int64_t> tokens;
   Head<T> head;
   Answer<T> truth;
-  std::vector<std::vector<long double>> drawn;  // [draws][parts], mean squares
+  std::vector<std::vector<long double>> drawn;  // [kinds of operands, draws][parts], mean squares
   std::vector<std::vector<double>> carried;     // [candidates][parts], likewise, in squares of half a unit in the last place of 1
 
   int64_t parts() const { return head.G + (head.normalize ? 2 : 1); }
@@ -86,7 +86,10 @@ class Judge {
         candidates_(candidates),
         draws_(std::max(draws, static_cast<int>(std::min<double>(kEnoughDraws, kCheap / Updates(layer))))),
         seed_(seed),
-        narrower_(NarrowerOf(layer.dtype)) {}
+        narrower_(NarrowerOf(layer.dtype)) {
+    for (const Candidate& candidate : candidates)
+      if (std::find(digits_.begin(), digits_.end(), DigitsOf(candidate)) == digits_.end()) digits_.push_back(DigitsOf(candidate));
+  }
 
   Status Run(const Workers& workers, const std::function<void(double)>& progress) {
     const int64_t units = layer_.sequences * layer_.state_heads;
@@ -106,21 +109,22 @@ class Judge {
       }
       const auto count = static_cast<int64_t>(slice.size());
       const auto batch = static_cast<int64_t>(kBatch / updates);
-      // Of draws_ + 2 passes over every unit, `passes` are done for this slice and `ran` pieces of the next one.
+      // Of runs + 2 passes over every unit, `passes` are done for this slice and `ran` pieces of the next one.
+      const int64_t runs = Runs();
       const auto told = [&](int64_t passes) {
         return [&, passes](int64_t ran) {
-          progress(static_cast<double>(begin * (draws_ + 2) + passes * count + ran) / static_cast<double>(units * (draws_ + 2)));
+          progress(static_cast<double>(begin * (runs + 2) + passes * count + ran) / static_cast<double>(units * (runs + 2)));
         };
       };
       if (Status status = workers.Run(
               count, batch, [&](int64_t i) { Prepare(&slice[i]); }, told(0));
           !status.ok())
         return status;
-      const auto draw = [&](int64_t i) { Draw(&slice[i / draws_], i % draws_); };
-      if (Status status = workers.Run(count * draws_, batch, draw, told(1)); !status.ok()) return status;
+      const auto draw = [&](int64_t i) { Draw(&slice[i / runs], i % runs); };
+      if (Status status = workers.Run(count * runs, batch, draw, told(1)); !status.ok()) return status;
       std::vector<std::vector<Group>> groups(count);
       if (Status status = workers.Run(
-              count, batch, [&](int64_t i) { groups[i] = Compare(slice[i]); }, told(draws_ + 1));
+              count, batch, [&](int64_t i) { groups[i] = Compare(slice[i]); }, told(runs + 1));
           !status.ok())
         return status;
       for (std::vector<Group>& of_unit : groups) groups_.insert(groups_.end(), of_unit.begin(), of_unit.end());
@@ -136,6 +140,7 @@ class Judge {
     for (size_t i = 0; i < candidates_.size(); ++i) {
       Judgement judgement;
       judgement.form = candidates_[i].form;
+      judgement.operands = candidates_[i].operands;
       judgement.tensor = kTensorNames[kOut];
       bool first = true;
       for (const Group& group : groups_) {
@@ -161,6 +166,12 @@ class Judge {
   }
 
  private:
+  // Of the operands of a candidate's products, and the noisy runs of a unit: as many for each kind of operands.
+  static int DigitsOf(const Candidate& candidate) {
+    constexpr int kAll = std::numeric_limits<W>::digits;
+    return candidate.operands == Operands::kNotRounded ? kAll : std::min(proof::DigitsOf(candidate.operands), kAll);
+  }
+  int64_t Runs() const { return static_cast<int64_t>(digits_.size()) * draws_; }
   const Narrower* NarrowerAt(int64_t part, int64_t G) const { return TensorOf(part, G) == kOut ? narrower_ : nullptr; }
   // The largest number that a part's dtype can hold, or what rounds to it.
   long double MostOf(int64_t part, int64_t G) const { return MostOfDtype<W>(NarrowerAt(part, G)); }
@@ -174,11 +185,14 @@ class Judge {
   void Prepare(Unit<T>* unit) const {
     unit->tokens = ValidTokens(layer_, contract::SequenceAt(layer_, unit->sequence));
     unit->head = HeadOf<T>(layer_, unit->sequence, unit->tokens, unit->s);
-    unit->drawn.resize(draws_);
+    unit->drawn.resize(Runs());
     std::vector<SpanNoise<T>> spans;
     const bool removes = layer_.axes.update == Update::kDelta || layer_.axes.update == Update::kRankOne;
     for (const Candidate& candidate : candidates_)
-      if (removes && candidate.span > 1) spans.emplace_back(unit->head, candidate.span, std::numeric_limits<W>::max());
+      if (removes && candidate.span > 1) {
+        const int fewer = std::numeric_limits<W>::digits - DigitsOf(candidate);
+        spans.emplace_back(unit->head, candidate.span, std::numeric_limits<W>::max(), fewer > 0 ? std::ldexp(1.0, fewer) : 0);
+      }
     reference::Exact<T> exact;
     unit->truth = reference::Recurrent(unit->head, exact, [&](int64_t t, const T* S) {
       for (SpanNoise<T>& span : spans) span.Add(t, S);
@@ -235,8 +249,8 @@ class Judge {
 
   void Draw(Unit<T>* unit, int64_t draw) const {
     uint64_t seed = seed_;
-    for (const int64_t part : {draw, unit->sequence, unit->s}) seed = RandomWords::Mixed(seed + static_cast<uint64_t>(part) + 1);
-    MonteCarlo<W> rounding(seed);
+    for (const int64_t part : {draw % draws_, unit->sequence, unit->s}) seed = RandomWords::Mixed(seed + static_cast<uint64_t>(part) + 1);
+    MonteCarlo<W> rounding(seed, digits_[draw / draws_]);
     Answer<W> answer = reference::Recurrent(Rounded(unit->head, seed, &rounding), rounding, [](int64_t, const W*) {});
     // What is computed is f32; out is rounded once more.
     if constexpr (std::is_same_v<W, float>)
@@ -258,11 +272,12 @@ class Judge {
       const Numbers<T> truth = PartOf(unit.truth, part, unit.head.G);
       Floor<W> floor(NarrowerAt(part, unit.head.G));
       for (int64_t i = 0; i < truth.count; ++i) floor.Add(truth.data[i]);
-      long double mean = 0;
-      for (const std::vector<long double>& draw : unit.drawn) mean += draw[part] / draws_;
+      std::vector<long double> means(digits_.size(), 0);
+      for (size_t i = 0; i < unit.drawn.size(); ++i) means[i / draws_] += unit.drawn[i][part] / draws_;
       group.largest = floor.largest();
       for (size_t i = 0; i < candidates_.size(); ++i) {
-        group.noise.push_back(floor.Noise(mean + unit.carried[i][part] * kHalfAUnit<W> * kHalfAUnit<W>));
+        const auto kind = std::find(digits_.begin(), digits_.end(), DigitsOf(candidates_[i])) - digits_.begin();
+        group.noise.push_back(floor.Noise(means[kind] + unit.carried[i][part] * kHalfAUnit<W> * kHalfAUnit<W>));
         group.differences.push_back(DifferenceOf(candidates_[i], unit, part, truth));
       }
       groups.push_back(group);
@@ -312,8 +327,9 @@ class Judge {
 
   const contract::Layer& layer_;
   const std::vector<Candidate>& candidates_;
-  const int draws_;
+  const int draws_;  // for each kind of operands
   const uint64_t seed_;
+  std::vector<int> digits_;         // of the operands of products, a kind each
   const Narrower* const narrower_;  // of out, where it is not held in W
   std::vector<Group> groups_;
 };

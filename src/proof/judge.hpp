@@ -20,8 +20,9 @@ inline constexpr double kLimit = 6;
 struct Candidate {
   std::string form;
   ConstTensor out, final_state, final_key_sum;
-  int64_t span = 1;      // tokens whose writes the form sums up before it looks at the state again
-  double tolerance = 0;  // beside rounding, relative to the largest number of each tensor
+  int64_t span = 1;                           // tokens whose writes the form sums up before it looks at the state again
+  double tolerance = 0;                       // beside rounding, relative to the largest number of each tensor
+  Operands operands = Operands::kNotRounded;  // of its products
 };
 
 // Fills in a judgement a candidate. `draws` is the least number of noisy runs: a small layer, whose noise is that of few numbers, gets more, up to

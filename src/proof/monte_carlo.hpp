@@ -134,7 +134,8 @@ class MonteCarlo {
   using Stored = Working;
   using Wide = Wider<Working>;
 
-  explicit MonteCarlo(uint64_t seed) : words_(seed) {}
+  // Operands of products have so many digits, where these are fewer than the working precision has.
+  explicit MonteCarlo(uint64_t seed, int operand_digits = std::numeric_limits<Working>::digits) : words_(seed), operand_digits_(operand_digits) {}
 
   // y = x, each number rounded as RoundAtRandom does.
   void Round(const Wide* x, int64_t n, Stored* y) {
@@ -144,11 +145,10 @@ class MonteCarlo {
 
   // y = x times a random number within half a unit in the last place of 1: x as the factor of products that are rounded. One error is drawn for all
   // products of a channel with the state's row; to draw one for each would cost as much as the whole recurrence.
-  void Factors(const Stored* x, int64_t n, Wide* y) {
-    const uint32_t* words = words_.Row(n);
-    const Wide unit = std::ldexp(Wide(1), -31 - std::numeric_limits<Working>::digits);
-    for (int64_t i = 0; i < n; ++i) y[i] = static_cast<Wide>(x[i]) * (1 + static_cast<Wide>(static_cast<int32_t>(words[i])) * unit);
-  }
+  void Factors(const Stored* x, int64_t n, Wide* y) { Vary(x, n, std::numeric_limits<Working>::digits, y); }
+  // The same within half a unit in the last place of 1 that an operand has. Both operands are rounded, and the other one errs likewise: half a unit
+  // of 1 is more than rounding one of them costs, about as much as both.
+  void Operands(const Stored* x, int64_t n, Wide* y) { Vary(x, n, operand_digits_, y); }
 
   // Rounds n sums on their way, in place and without regard for the range.
   void Partial(Wide* x, int64_t n) {
@@ -189,7 +189,14 @@ class MonteCarlo {
   }
 
  private:
+  void Vary(const Stored* x, int64_t n, int digits, Wide* y) {
+    const uint32_t* words = words_.Row(n);
+    const Wide unit = std::ldexp(Wide(1), -31 - digits);
+    for (int64_t i = 0; i < n; ++i) y[i] = static_cast<Wide>(x[i]) * (1 + static_cast<Wide>(static_cast<int32_t>(words[i])) * unit);
+  }
+
   RandomWords words_;
+  int operand_digits_;
 };
 
 }  // namespace tercet::proof

@@ -97,6 +97,7 @@ struct Exact<proof::Rounded<Working>> : Exact<Working> {
   void Factors(const Stored* x, int64_t n, Stored* y) {
     for (int64_t i = 0; i < n; ++i) y[i] = Factor(x[i]);
   }
+  void Operands(const Stored* x, int64_t n, Stored* y) { Factors(x, n, y); }
 };
 
 }  // namespace tercet::reference

@@ -21,9 +21,6 @@ int64_t ChooseChunk(int64_t asked, const contract::Layer& layer) {
   return std::max<int64_t>(1, (2 * n + 1) / 3);
 }
 
-// The targets that compute chunks of bf16 on Intel AMX.
-bool OnTiles(std::string_view target) { return target.rfind("AMX", 0) == 0; }
-
 // A plant that can change nothing would be a test that can't fail.
 Status CheckPlant(const VerifyOptions& options, const contract::Layer& layer) {
   if (options.plant != Plant::kNone && contract::LongestSequence(layer) == 0)
@@ -68,17 +65,8 @@ Status Settle(const VerifyOptions& options, const Inputs& inputs, Settled* settl
   if (Status status = CheckPlant(options, layer); !status.ok()) return status;
   std::string& target = settled->target;
   if (Status status = ChooseTarget(attend.target, &target); !status.ok()) return status;
-  if (layer.dtype == Dtype::kBF16 && OnTiles(target)) {
-    if (!attend.target.empty())
-      return Refuse(StatusCode::kInvalidOption, "target is " + target +
-                                                    " and must be another for bf16: products on tiles round every operand to bf16, and the noise "
-                                                    "model has no term for that");
-    for (const std::string& name : Targets()) {
-      target = name;
-      if (!OnTiles(name)) break;
-    }
-    attend.target = target;
-  }
+  // On Intel AMX the products of bf16 run on tiles.
+  if (layer.dtype == Dtype::kBF16 && target.rfind("AMX", 0) == 0) settled->operands = Operands::kInBF16;
   attend.chunk = ChooseChunk(attend.chunk, layer);
   return {};
 }

@@ -11,8 +11,9 @@ namespace tercet::proof {
 
 struct Settled {
   contract::Layer layer;
-  Options attend;      // with the chunk and, where it had to be another, the target chosen; refers to this object
-  std::string target;  // that the forms are computed on
+  Options attend;                             // with the chunk chosen
+  std::string target;                         // that the forms are computed on
+  Operands operands = Operands::kNotRounded;  // of its products over spans of tokens
 };
 
 // Refuses what Attend would refuse, and what there would be nothing to see of or no means to judge.

@@ -9,6 +9,13 @@
 //
 // the variance of the state's error is E times the square of that half unit, and that of an output's error is sum_c q_c^2 E_c likewise. An error
 // handed to the next span is corrected only in the course of it, so E reaches back one span more.
+//
+// Where operands of products are rounded to less, a span reads other numbers than it keeps: of the state it began with, once, and of each write W,
+// k v' or what a token removes. These are not corrected within the span either, so that with R_0 the square of the state before it,
+//
+//   R_t = D_t^2 R_{t-1} + W_t^2
+//
+// times the square of half a unit in the last place of an operand is added.
 #ifndef TERCET_SRC_PROOF_SPAN_NOISE_HPP_
 #define TERCET_SRC_PROOF_SPAN_NOISE_HPP_
 
@@ -26,8 +33,21 @@ namespace tercet::proof {
 template <class T>
 class SpanNoise {
  public:
-  SpanNoise(const reference::Head<T>& h, int64_t span, double most)
-      : h_(h), span_(span), most_(most), Z_(h.S0.begin(), h.S0.end()), X_(h.K * h.V), own_(h.K * h.V), last_(h.K * h.V), row_(h.V), out_(h.G) {}
+  // `operand` is half a unit in the last place of 1 of the operands over that of all else, 0 where they are rounded no more than that.
+  SpanNoise(const reference::Head<T>& h, int64_t span, double most, double operand)
+      : h_(h),
+        span_(span),
+        most_(most),
+        operand_(operand * operand),
+        Z_(h.S0.begin(), h.S0.end()),
+        X_(h.K * h.V),
+        own_(h.K * h.V),
+        last_(h.K * h.V),
+        before_(operand > 0 ? Z_ : std::vector<double>()),
+        row_(h.V),
+        out_(h.G) {
+    for (size_t i = 0; i < before_.size(); ++i) own_[i] = operand_ * before_[i] * before_[i];
+  }
 
   // To be shown the state after every token.
   void Add(int64_t t, const T* S) {
@@ -43,7 +63,14 @@ class SpanNoise {
         Z[e] *= D;
         X[e] = D * X[e] + k * static_cast<double>(v[e]);
         const auto s = static_cast<double>(S_c[e]);
-        const double Y = s - Z[e] - X[e], sum = D * D * own[e] + 2 * (X[e] * X[e] + Y * Y + Z[e] * Z[e]);
+        const double Y = s - Z[e] - X[e];
+        double sum = D * D * own[e] + 2 * (X[e] * X[e] + Y * Y + Z[e] * Z[e]);
+        if (operand_ > 0) {
+          double& before = before_[c * V + e];
+          const double written = k * static_cast<double>(v[e]), rest = s - D * before - written;
+          sum += operand_ * (written * written + rest * rest);
+          before = s;
+        }
         own[e] = std::abs(s) <= most_ ? sum : std::numeric_limits<double>::infinity();
         last[e] *= D * D;
       }
@@ -62,7 +89,7 @@ class SpanNoise {
       for (int64_t i = 0; i < K * V; ++i) Z_[i] = static_cast<double>(S[i]);
       std::fill(X_.begin(), X_.end(), 0.0);
       last_.swap(own_);
-      std::fill(own_.begin(), own_.end(), 0.0);
+      for (int64_t i = 0; i < K * V; ++i) own_[i] = operand_ * Z_[i] * Z_[i];
     }
   }
 
@@ -89,8 +116,9 @@ class SpanNoise {
 
   const reference::Head<T>& h_;
   const int64_t span_;
-  const double most_;
-  std::vector<double> Z_, X_, own_, last_;  // [K, V]; E of this span, and what is left of the last one's
+  const double most_, operand_;
+  std::vector<double> Z_, X_, own_, last_;  // [K, V]; E, and R, of this span, and what is left of the last one's
+  std::vector<double> before_;              // [K, V]; the state before the token
   std::vector<double> row_;                 // [V]
   std::vector<Mean> out_;                   // [G]
 };
@@ -120,6 +148,7 @@ class SpanDraw {
       for (int64_t i = 0; i < size; ++i) S[i] += own_[i] + last_[i];
     }
   }
+  void DisturbKeySums(T* /*key_sums*/) {}
   void Begin(const T* dS) {
     Z_.assign(dS, dS + h_.K * h_.V);
     for (std::vector<double>* one : {&X_, &own_, &last_}) std::fill(one->begin(), one->end(), 0.0);
@@ -166,6 +195,91 @@ class SpanDraw {
   RandomWords words_;
   std::vector<double> Z_, X_, own_, last_;  // [K, V]; errors of this span, and what is left of the last one's
   std::vector<T> read_;
+};
+
+// What gradients read, drawn likewise, where operands of products are rounded: every number of what a token writes into a state or a key sum errs
+// within half a unit in the last place of 1 that an operand has, and so does, token by token, every number of a state and its gradient that is read.
+// What is handed on is right.
+template <class T>
+class OperandDraw {
+ public:
+  static constexpr bool kCarries = true;
+
+  // `h` is to live on, and may be rounded itself.
+  OperandDraw(const reference::Head<T>& h, double unit, uint64_t seed)
+      : h_(h),
+        removes_(h.update == Update::kDelta || h.update == Update::kRankOne),
+        unit_(unit),
+        words_(seed),
+        before_(h.K * h.V),
+        read_(h.K * h.V) {}
+
+  // Numbers in place.
+  void Round(T* x, int64_t n) {
+    const uint32_t* words = words_.Row(n);
+    for (int64_t i = 0; i < n; ++i) x[i] += x[i] * Error(words[i]);
+  }
+  void Round(std::vector<T>* x) { Round(x->data(), static_cast<int64_t>(x->size())); }
+
+  void Disturb(T* states) {
+    const int64_t K = h_.K, V = h_.V;
+    errors_.assign(K * V, T(0));
+    before_ = h_.S0;
+    for (int64_t t = 0; t < h_.n; ++t, states += K * V) {
+      const uint32_t* words = words_.Row(2 * K * V);
+      for (int64_t c = 0; c < K; ++c) {
+        const T D = h_.D[t * K + c];
+        for (int64_t i = c * V; i < (c + 1) * V; ++i) {
+          // What a delta rule writes is one product with what it removes.
+          const T written = h_.update == Update::kDelta ? T(0) : h_.k[t * K + c] * h_.v[t * V + i - c * V];
+          const T removed = removes_ ? states[i] - D * before_[i] - written : T(0);
+          errors_[i] = D * errors_[i] + written * Error(words[i]) + removed * Error(words[K * V + i]);
+          before_[i] = states[i];
+        }
+      }
+      Read(states, states);
+    }
+  }
+  void DisturbKeySums(T* key_sums) {
+    std::vector<T> written(h_.K, T(0));
+    for (int64_t t = 0; t < h_.n; ++t, key_sums += h_.K) {
+      const uint32_t* words = words_.Row(h_.K);
+      for (int64_t c = 0; c < h_.K; ++c) {
+        written[c] = h_.D[t * h_.K + c] * written[c] + h_.k[t * h_.K + c] * Error(words[c]);
+        key_sums[c] += written[c];
+      }
+    }
+  }
+  void Begin(const T* /*dS*/) { std::fill(errors_.begin(), errors_.end(), T(0)); }
+  void Join(const T* dM) {
+    const uint32_t* words = words_.Row(h_.K * h_.V);
+    for (int64_t i = 0; i < h_.K * h_.V; ++i) errors_[i] += dM[i] * Error(words[i]);
+  }
+  const T* Read(const T* dS) {
+    std::copy(dS, dS + h_.K * h_.V, before_.begin());
+    Read(dS, read_.data());
+    return read_.data();
+  }
+  void Step(int64_t t, const T* dS) {
+    const uint32_t* words = words_.Row(h_.K * h_.V);
+    for (int64_t i = 0; i < h_.K * h_.V; ++i) {
+      const T D = h_.D[t * h_.K + i / h_.V];
+      errors_[i] = D * errors_[i] + (removes_ ? (dS[i] - D * before_[i]) * Error(words[i]) : T(0));
+    }
+  }
+
+ private:
+  T Error(uint32_t word) const { return static_cast<T>(static_cast<double>(static_cast<int32_t>(word)) * 0x1p-31 * unit_); }
+  void Read(const T* from, T* to) {
+    const uint32_t* words = words_.Row(h_.K * h_.V);
+    for (int64_t i = 0; i < h_.K * h_.V; ++i) to[i] = from[i] + from[i] * Error(words[i]) + errors_[i];
+  }
+
+  const reference::Head<T>& h_;
+  const bool removes_;
+  const double unit_;
+  RandomWords words_;
+  std::vector<T> before_, errors_, read_;  // [K, V]; the state, or its gradient, before a step, errors of what was written, and what is read
 };
 
 }  // namespace tercet::proof

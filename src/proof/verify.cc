@@ -37,8 +37,8 @@ struct Answers {
   }
 
   Outputs outputs() { return {out.mutable_view(), final_state.mutable_view(), final_key_sum.mutable_view(), {}}; }
-  Candidate candidate(std::string form, int64_t span) const {
-    return {std::move(form), out.view(), final_state.view(), final_key_sum.view(), span, 0};
+  Candidate candidate(std::string form, int64_t span, Operands operands = Operands::kNotRounded) const {
+    return {std::move(form), out.view(), final_state.view(), final_key_sum.view(), span, 0, operands};
   }
 };
 
@@ -154,12 +154,16 @@ Status Run(const VerifyOptions& options, const Inputs& inputs, const Expected& e
   progress(done, "algebra");
   v.algebra = ProveInAlgebra(layer, v.chunk, options.field_draws, options.seed, options.plant_in_algebra ? options.plant : Plant::kNone);
 
-  // Nobody says by which form the expected answers came about, so they get what the parallel one gets.
   const int64_t whole = std::max<int64_t>(contract::LongestSequence(layer), 1);
-  std::vector<Candidate> candidates = {parallel.candidate("parallel", whole), recurrent.candidate("recurrent", 1),
-                                       chunkwise.candidate("chunkwise", v.chunk)};
+  const bool planted = options.plant != Plant::kNone && options.plant_in_floating_point;  // in the reference, which rounds no operand
+  std::vector<Candidate> candidates = {parallel.candidate("parallel", whole, settled.operands), recurrent.candidate("recurrent", 1),
+                                       chunkwise.candidate("chunkwise", v.chunk, planted ? Operands::kNotRounded : settled.operands)};
+  // Nobody says by which form the expected answers came about, so they get the span of the parallel one: but where operands are rounded, for what is
+  // computed so is computed in chunks, and errors that a whole sequence carries would hide much.
+  const Operands operands = options.expected_operands;
   if (expected.out.given() || expected.final_state.given() || expected.final_key_sum.given())
-    candidates.push_back({"expected", expected.out, expected.final_state, expected.final_key_sum, whole, options.tolerance});
+    candidates.push_back({"expected", expected.out, expected.final_state, expected.final_key_sum, operands == Operands::kNotRounded ? whole : v.chunk,
+                          options.tolerance, operands});
   const auto judging = [&](double fraction) { progress(kFormsDone + fraction * (1 - kFormsDone), "rounding noise"); };
   judging(0);
   if (Status status = JudgeCandidates(layer, candidates, options.noise_draws, options.seed, workers, judging, &v.judgements); !status.ok())
@@ -174,6 +178,29 @@ Status Run(const VerifyOptions& options, const Inputs& inputs, const Expected& e
 }
 
 }  // namespace
+
+namespace {
+
+struct NamedOperands {
+  Operands operands;
+  int digits;
+  std::string_view name;
+};
+constexpr NamedOperands kOperands[] = {
+    {Operands::kNotRounded, 0, ""}, {Operands::kInBF16, 8, "bf16"}, {Operands::kInF16, 11, "f16"}, {Operands::kInTF32, 11, "tf32"}};
+
+}  // namespace
+
+int DigitsOf(Operands operands) { return kOperands[static_cast<size_t>(operands)].digits; }
+std::string_view Name(Operands operands) { return kOperands[static_cast<size_t>(operands)].name; }
+bool Find(std::string_view name, Operands* operands) {
+  for (const NamedOperands& known : kOperands) {
+    if (known.name != name || name.empty()) continue;
+    *operands = known.operands;
+    return true;
+  }
+  return false;
+}
 
 bool Verdict::same() const {
   return algebra.same() && !judgements.empty() &&

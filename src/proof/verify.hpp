@@ -19,6 +19,13 @@ namespace tercet::proof {
 // An error put into the chunkwise form on purpose, to see that the proof sees it.
 using Plant = reference::Plant;
 
+// To what the operands of products of matrices are rounded before they are multiplied, where that is less than the precision of all else: on Intel
+// AMX, and on the tensor cores of GPUs, whose sums are f32.
+enum class Operands { kNotRounded, kInBF16, kInF16, kInTF32 };
+int DigitsOf(Operands operands);           // of their significands: bf16 8, f16 and tf32 11; 0 where they are not rounded
+std::string_view Name(Operands operands);  // "bf16", "f16", "tf32"; "" where they are not rounded
+bool Find(std::string_view name, Operands* operands);
+
 struct VerifyOptions {
   Options attend;       // rule, scale, feature map, normalise, chunk (0: the library's choice), executor, target; `form` is ignored
   uint64_t seed = 1;    // of the field elements and of the random roundings
@@ -28,6 +35,7 @@ struct VerifyOptions {
   bool plant_in_algebra = true;
   bool plant_in_floating_point = true;
   double tolerance = 0;  // how exactly the expected answers were written down: relative to each answer's largest magnitude
+  Operands expected_operands = Operands::kNotRounded;  // of the products, over chunks of `attend.chunk` tokens, that the expected answers come from
   std::function<void(double fraction, std::string_view doing)> progress;  // may be empty; called from the calling thread, fraction from 0 to 1
 };
 
@@ -50,13 +58,14 @@ struct Algebra {
 
 // The second half: one answer (a form's, or the expected one) against the higher-precision reference.
 struct Judgement {
-  std::string form;     // "parallel", "recurrent", "chunkwise", "expected"
-  std::string tensor;   // "out", "final_state", "final_key_sum": where the ratio is worst
-  double distance = 0;  // from the reference, root mean square over the worst group (a head of a sequence)
-  double noise = 0;     // of rounding alone, over the same group
-  double ratio = 0;     // distance / noise
-  double largest = 0;   // largest absolute difference from the reference over all elements of all tensors
-  bool same = false;    // ratio <= the limit, and what is not finite is so in both
+  std::string form;                           // "parallel", "recurrent", "chunkwise", "expected"
+  std::string tensor;                         // "out", "final_state", "final_key_sum": where the ratio is worst
+  double distance = 0;                        // from the reference, root mean square over the worst group (a head of a sequence)
+  double noise = 0;                           // of rounding alone, over the same group
+  double ratio = 0;                           // distance / noise
+  double largest = 0;                         // largest absolute difference from the reference over all elements of all tensors
+  Operands operands = Operands::kNotRounded;  // of its products, which the noise knows of
+  bool same = false;                          // ratio <= the limit, and what is not finite is so in both
 };
 
 struct Verdict {

@@ -26,6 +26,8 @@ namespace {
 // enough, as for the forms themselves.
 constexpr double kCheap = 1 << 21;
 constexpr int kEnoughDraws = 64;
+// Tokens of the shortest chunks whose products run on tiles.
+constexpr int64_t kFewestOnTiles = 16;
 
 // Gradients in the dtypes of their inputs, in the order of kGradientNames; the scale's is a number.
 struct Stored {
@@ -77,6 +79,7 @@ struct Candidate {
   std::string form;
   Stored gradients;
   int64_t span = 1;  // tokens whose writes the form sums up before it looks at the state again
+  Operands operands = Operands::kNotRounded;
 };
 
 // Judged in groups: of what belongs to tokens one head of one sequence, of the rest one head, or one head of one sequence, too.
@@ -114,8 +117,10 @@ class Judge {
     std::vector<std::vector<std::vector<Difference>>> drawn(draws);  // [draws][gradients][groups]
     const bool removes = layer_.axes.update == Update::kDelta || layer_.axes.update == Update::kRankOne;
     const auto spans = [&](const Candidate& candidate) { return removes && candidate.span > 1; };
-    const bool carries = std::any_of(candidates.begin(), candidates.end(), spans);
-    const auto told = [&](int64_t done) { progress(static_cast<double>(done) / ((carries ? 2 : 1) * draws + 1)); };
+    const auto rounds = [](const Candidate& candidate) { return candidate.operands != Operands::kNotRounded; };
+    const auto any = [&](const auto& what) { return std::any_of(candidates.begin(), candidates.end(), what); };
+    const int passes = 1 + (any(spans) ? 1 : 0) + (any(rounds) ? 1 : 0);
+    const auto told = [&](int64_t done) { progress(static_cast<double>(done) / (passes * draws + 1)); };
     if (Status status = workers.Run(
             1, 1, [&](int64_t) { truth = GradientsOf<T>(layer_, given_); }, told);
         !status.ok())
@@ -133,21 +138,36 @@ class Judge {
     };
     if (Status status = workers.Run(draws, 1, draw, [&](int64_t done) { told(done + 1); }); !status.ok()) return status;
 
-    // What a span of a rule that removes adds to the noise, drawn as often. One candidate at most has spans.
-    std::vector<std::vector<std::vector<Difference>>> carried;
-    for (const Candidate& candidate : candidates) {
-      if (!spans(candidate)) continue;
-      carried.resize(draws);
-      const auto carry = [&](int64_t i) {
+    // What a span of a rule that removes adds to the noise, and what operands that are rounded do, drawn as often each. One candidate at most has
+    // either, with a span of more than one token.
+    std::vector<std::vector<std::vector<Difference>>> added;
+    const auto add = [&](const auto& gradient_of) -> Status {
+      const auto begin = static_cast<int64_t>(added.size());
+      added.resize(begin + draws);
+      const auto one = [&, begin](int64_t i) {
         uint64_t of_draw = RandomWords::Mixed(seed + static_cast<uint64_t>(i) + 1);
         InputGradients<T> erring = GradientsOf<T>(layer_, given_, [&](const reference::Head<T>& h, const reference::Answer<T>& d) {
           of_draw = RandomWords::Mixed(of_draw + 1);
-          return reference::GradientOf(h, d, Plant::kNone, SpanDraw<T>(h, candidate.span, static_cast<double>(kHalfAUnit<W>), of_draw));
+          return gradient_of(h, d, of_draw);
         });
         const auto flat = FlatOf(erring);
-        carried[i] = Differences(truth, [&](int part, int64_t at) { return static_cast<long double>(flat[part].data[at]); });
+        added[begin + i] = Differences(truth, [&](int part, int64_t at) { return static_cast<long double>(flat[part].data[at]); });
       };
-      if (Status status = workers.Run(draws, 1, carry, [&](int64_t done) { told(draws + 1 + done); }); !status.ok()) return status;
+      return workers.Run(draws, 1, one, [&](int64_t done) { told(draws + begin + 1 + done); });
+    };
+    for (const Candidate& candidate : candidates) {
+      const auto carry = [&](const reference::Head<T>& h, const reference::Answer<T>& d, uint64_t of_draw) {
+        return reference::GradientOf(h, d, Plant::kNone, SpanDraw<T>(h, candidate.span, static_cast<double>(kHalfAUnit<W>), of_draw));
+      };
+      if (spans(candidate))
+        if (Status status = add(carry); !status.ok()) return status;
+      const auto round = [&](reference::Head<T> h, reference::Answer<T> d, uint64_t of_draw) {
+        OperandDraw<T> rounded(h, std::ldexp(1.0, -DigitsOf(candidate.operands)), of_draw);
+        for (std::vector<T>* rows : {&h.q, &h.k, &h.v, &h.remove, &h.write, &d.out}) rounded.Round(rows);
+        return reference::GradientOf(h, d, Plant::kNone, rounded);
+      };
+      if (rounds(candidate))
+        if (Status status = add(round); !status.ok()) return status;
     }
 
     const auto flat = FlatOf(truth);
@@ -162,10 +182,10 @@ class Judge {
         for (int64_t group = 0; group < kinds_[part].groups; ++group) {
           long double variance = 0;
           for (const auto& one : drawn) variance += one[part][group].MeanSquare() / draws;
-          for (size_t i = 0; candidate.span > 1 && i < carried.size(); ++i) variance += carried[i][part][group].MeanSquare() / draws;
+          for (size_t i = 0; candidate.span > 1 && i < added.size(); ++i) variance += added[i][part][group].MeanSquare() / draws;
           noise.push_back(floors[group].Noise(variance));
         }
-        judgements->push_back(JudgementOf(candidate.form, part, differences[part], noise));
+        judgements->push_back(JudgementOf(candidate, part, differences[part], noise));
       }
     }
     return {};
@@ -209,9 +229,10 @@ class Judge {
     return all;
   }
 
-  static Judgement JudgementOf(const std::string& form, int part, const std::vector<Difference>& groups, const std::vector<double>& noise) {
+  static Judgement JudgementOf(const Candidate& candidate, int part, const std::vector<Difference>& groups, const std::vector<double>& noise) {
     Judgement judgement;
-    judgement.form = form;
+    judgement.form = candidate.form;
+    judgement.operands = candidate.operands;
     judgement.tensor = kGradientNames[part];
     bool first = true;
     for (size_t group = 0; group < groups.size(); ++group) {
@@ -251,10 +272,12 @@ Status Run(const VerifyOptions& options, const Settled& settled, const Inputs& i
     Options attend = settled.attend;
     attend.form = form;
     if (form == Form::kRecurrent) attend.chunk = 0;
-    candidates.push_back({std::string(Name(form)), Stored(layer), form == Form::kChunkwise ? attend.chunk : 1});
+    const int64_t span = form == Form::kChunkwise ? attend.chunk : 1;
+    candidates.push_back({std::string(Name(form)), Stored(layer), span, span >= kFewestOnTiles ? settled.operands : Operands::kNotRounded});
     if (Status status = AttendGradient(attend, inputs, given, candidates.back().gradients.wanted()); !status.ok()) return status;
   }
   if (options.plant != Plant::kNone && options.plant_in_floating_point) {
+    candidates.back().operands = Operands::kNotRounded;
     candidates.back().gradients = ReferenceGradients<W>(layer, given, options.plant);
     if (candidates.back().gradients == ReferenceGradients<W>(layer, given, Plant::kNone))
       return {StatusCode::kInvalidOption, "the planted error changes no number of these gradients, so that there is nothing to see"};

@@ -46,6 +46,7 @@ template <class T>
 struct NothingCarried {
   static constexpr bool kCarries = false;
   void Disturb(T* /*states S_1 ... S_n*/) {}
+  void DisturbKeySums(T* /*z_1 ... z_n*/) {}
   void Begin(const T* /*dS*/) {}
   void Join(const T* /*what the reads of a token add to dS*/) {}
   const T* Read(const T* dS) { return dS; }
@@ -74,6 +75,7 @@ Gradient<T> GradientOf(const Head<T>& h, const Answer<T>& d, Plant plant = Plant
     exact.Factors(h.k.data() + t * K, K, keys.data());
     for (int64_t c = 0; c < K; ++c) key_sums.push_back(factors[c] * key_sums[t * K + c] + keys[c]);
   }
+  if (h.normalize) carried.DisturbKeySums(key_sums.data() + K);
   // By a recurrence of their own: dq is what is left of S dm and z dd, nothing where K = 1, and a scalar that rounds anew in every run
   // (src/proof/rounded.hpp) would leave out what outputs and states do not have in common in other forms.
   const std::vector<T> outs = h.normalize ? Recurrent(h).out : std::vector<T>();

@@ -32,6 +32,8 @@ struct Exact {
   void Partial(T* /*x*/, int64_t /*n*/) {}
   // y = x, as factors of products that are rounded.
   void Factors(const T* x, int64_t n, T* y) { std::copy(x, x + n, y); }
+  // Likewise rows that a form has as operands of products of matrices: queries, keys, remove and write.
+  void Operands(const T* x, int64_t n, T* y) { std::copy(x, x + n, y); }
   // The channels 0 ... K - 1.
   std::vector<int64_t> Order(int64_t K) {
     std::vector<int64_t> order(K);
@@ -66,9 +68,9 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
     const Stored* v = h.v.data() + t * V;
     for (int64_t g = 0; g < h.G; ++g) {
       const Stored* q = h.q.data() + (g * n + t) * K;
-      rounding.Factors(q, K, x.data());
+      rounding.Operands(q, K, x.data());
       if (reads_before) {
-        rounding.Factors(k, K, kx.data());
+        rounding.Operands(k, K, kx.data());
         rounding.Factors(h.bonus.data(), K, bx.data());
       }
       std::fill(row.begin(), row.end(), T(0));
@@ -87,8 +89,8 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
       rounding.Round(o, V, read.data());
       if (h.normalize) {
         T d = T(0);
-        rounding.Factors(q, K, x.data());
-        if (reads_before) rounding.Factors(k, K, kx.data());
+        rounding.Operands(q, K, x.data());
+        if (reads_before) rounding.Operands(k, K, kx.data());
         for (const int64_t c : order) {
           d = d + x[c] * (reads_before ? T(z[c]) + kx[c] * bx[c] : T(z[c]));
           rounding.Partial(&d, 1);
@@ -112,15 +114,15 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
     const T beta = h.update == Update::kDelta ? T(h.beta[t]) : T(1);
     if (removes) {
       if (h.update == Update::kDelta) {
-        rounding.Factors(k, K, x.data());
-        rounding.Factors(k, K, wx.data());
+        rounding.Operands(k, K, x.data());
+        rounding.Operands(k, K, wx.data());
         for (int64_t c = 0; c < K; ++c) {
           x[c] = T(D[c]) * x[c];
           wx[c] = T(0) - beta * wx[c];
         }
       } else {
-        rounding.Factors(h.remove.data() + t * K, K, x.data());
-        rounding.Factors(h.write.data() + t * K, K, wx.data());
+        rounding.Operands(h.remove.data() + t * K, K, x.data());
+        rounding.Operands(h.write.data() + t * K, K, wx.data());
       }
       std::fill(row.begin(), row.end(), T(0));
       T* sum = row.data();
@@ -136,7 +138,7 @@ Answer<typename Rounding::Stored> Recurrent(const Head<typename Rounding::Stored
 
     // S <- D S + w p' + k u'
     for (int64_t i = 0; i < V; ++i) u[i] = beta * T(v[i]);
-    rounding.Factors(k, K, kx.data());
+    rounding.Operands(k, K, kx.data());
     rounding.Factors(D, K, Dx.data());
     for (int64_t c = 0; c < K; ++c) {
       const T D_c = Dx[c], k_c = kx[c];

@@ -31,6 +31,25 @@ def test_expected_answers_are_judged():
     assert tercet.verify(**call, expected_out=wrong, tolerance=0.01)
 
 
+def test_expected_answers_of_rounded_operands():
+    call = layer("kda", tokens=40)
+
+    def rounded(x):  # to bf16
+        bits = x.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+    out, state = tercet.attend(**{**call, **{name: rounded(call[name]) for name in ("q", "k", "v")}}, return_state=True)
+    answers = {"expected_out": out, "expected_final_state": state}
+    assert not tercet.verify(**call, **answers)
+    verdict = tercet.verify(**call, **answers, operands="bf16")
+    assert verdict and verdict.data["judgements"][-1]["operands"] == "bf16"
+    assert not tercet.verify(**call, **{**answers, "expected_out": -out}, operands="bf16")
+    with pytest.raises(ValueError, match="operands is 'f8' and must be 'bf16', 'f16', 'tf32' or None"):
+        tercet.verify(**call, **answers, operands="f8")
+    with pytest.raises(ValueError, match="operands is 'bf16' and must be None without expected answers"):
+        tercet.verify(**call, operands="bf16")
+
+
 def test_gradients():
     assert tercet.verify(**layer("kda", tokens=40), gradient=True)
     with pytest.raises(ValueError, match="expected answers"):
