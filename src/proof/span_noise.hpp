@@ -89,7 +89,7 @@ class SpanNoise {
       for (int64_t i = 0; i < K * V; ++i) Z_[i] = static_cast<double>(S[i]);
       std::fill(X_.begin(), X_.end(), 0.0);
       last_.swap(own_);
-      for (int64_t i = 0; i < K * V; ++i) own_[i] = operand_ * Z_[i] * Z_[i];
+      for (int64_t i = 0; i < K * V; ++i) own_[i] = operand_ > 0 ? operand_ * Z_[i] * Z_[i] : 0;
     }
   }
 
