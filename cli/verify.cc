@@ -304,7 +304,8 @@ Action AddVerify(CLI::App* command) {
   random("dtype", "DTYPE", "f32 (the default), f64, bf16 or f16");
   flags->Add(command, "seed", "N", "of the random tensors and of the proof; by default 1");
   flags->Add(command, "tolerance", "X", "of the expected answers, relative to their largest; by default 0: written down to the last bit");
-  flags->Add(command, "operands", "DTYPE", "of the expected answers' products: bf16, f16 or tf32, as on tensor cores and AMX; by default not rounded");
+  flags->Add(command, "operands", "DTYPE",
+             "of the expected answers' products: bf16, f16 or tf32, as on tensor cores and AMX; by default not rounded");
   flags->Add(command, "plant", "ERROR", "decay, scale or mask: an error for the chunkwise form, or for its gradients");
   flags->Add(command, "plant_in", "HALF", "algebra, floating-point or both (the default)");
   command->add_flag("--gradient", self->gradient, "the gradients of the recurrent and the chunkwise form; the parallel form has none");
