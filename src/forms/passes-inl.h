@@ -61,7 +61,7 @@ class Passes {
     for (int64_t h = 0; h < job.heads; ++h) new (room.heads + h) Passes(job, h, room, arena);
     for (int64_t h = 0; h < job.heads; ++h) room.heads[h].Begin();
     for (bool more = true; more;) {
-      for (int64_t h = 0; h < job.heads; ++h) more = room.heads[h].TakeSpan(room.heads[h + 1 < job.heads ? h + 1 : 0], h + 1 < job.heads);
+      for (int64_t h = 0; h < job.heads; ++h) more = room.heads[h].TakeSpan();
     }
     room.heads[0].FinishWrite();
     for (int64_t h = 0; h < job.heads; ++h) room.heads[h].End();
@@ -117,8 +117,10 @@ class Passes {
   struct Ahead;
   static constexpr int64_t kTurn = kLanes < 4 ? kLanes : 4;  // channels
   static constexpr int64_t kMostLines = 256;                 // of a step
+  static constexpr int64_t kLine = 64;                       // bytes
   // What the heads of a job use one after another.
   struct Room {
+    int64_t head_count;
     Passes* heads;
     Ahead* ahead;
     Pending* pending;
@@ -137,6 +139,7 @@ class Passes {
       const int64_t tokens = job.span, row = RoundUp(layer.key_dim, kLanes), width = RoundUp(job.columns, kLanes);
       const int64_t queries = layer.queries_per_state(),
                     blocks = tokens / job.block + job.block - 1;  // the most that so many tokens or fewer can make
+      head_count = job.heads;
       heads = arena.Take<Passes>(job.heads);
       ahead = arena.Take<Ahead>(1);
       pending = arena.Take<Pending>(1);
@@ -170,6 +173,7 @@ class Passes {
     return job;
   }
 
+  int64_t Place() const { return this - room_.heads; }
   int64_t BlocksOf(int64_t tokens) const { return tokens / job_.block + tokens % job_.block; }
   int64_t CoefsSize() const { return Coefs<kTokens>::kRows * span_.row; }
 
@@ -188,8 +192,8 @@ class Passes {
     if (span_.layer.normalize) span_.StoreKeySum(span_.layer.out.final_key_sum, job_.sequence, key_sum_);
   }
 
-  // One span of tokens. `next` is the head that comes after, with the same tokens or else the next ones. False where no tokens are left.
-  bool TakeSpan(const Passes& next, bool same_tokens) {
+  // One span of tokens. False where no tokens are left.
+  bool TakeSpan() {
     if (!span_.Next(walk_)) return false;
     Save();
     TakeQueries();
@@ -203,8 +207,8 @@ class Passes {
     if (state_in_place_) {
       PassInPlace();
     } else {
-      StartAhead(next, same_tokens ? 0 : span_.capacity);
-      AllPasses(next.state_);
+      StartAhead();
+      AllPasses(room_.heads[(Place() + 1) % room_.head_count].state_);
     }
     StoreOutputs();
     return true;
@@ -319,21 +323,38 @@ class Passes {
   // ---- What comes next from memory ---------------------------------------------------------------------------------------------------------------
   //
   // The rows of a token lie a row of all heads apart, often a page: no prefetcher of the hardware follows them. So while a span is passed over, the
-  // rows of the next head or span are asked for, a share in every step.
+  // rows of the next few heads are asked for, or of the first few in the next span: a share in every step. A few at once, because rows of a token
+  // that lie side by side come faster together: of them every head of the few before asks for some tokens.
 
+  // Rows of a token of one tensor, side by side in memory, of one head or a few.
   struct Stream {
+    const void* tensor;
     const std::byte* at;
     int64_t step, bytes;
   };
 
+  // Heads are taken by the few whose rows of k come to a KiB.
+  int64_t Few() const { return std::max(1024 / (span_.K * contract::SizeOf(span_.layer.in.k.dtype)), int64_t{1}); }
+  int64_t FirstOfFew() const { return Place() / Few() * Few(); }
+
+  // Adds this head's rows to the streams of the few that it belongs to.
   void FindStreams() {
     const contract::Layer& layer = span_.layer;
     const Job& job = span_.job;
+    Passes& first = room_.heads[FirstOfFew()];
     const auto add = [&](const ConstTensor& t, int64_t head, int64_t column, int64_t n) {
       const int64_t size = contract::SizeOf(t.dtype);
       if (t.strides[3] != 1) return;
-      streams_[stream_count_++] = {static_cast<const std::byte*>(t.data) + contract::Offset(t, walk_.batch(), 0, head, column) * size,
-                                   t.strides[1] * size, n * size};
+      const Stream stream{t.data, static_cast<const std::byte*>(t.data) + contract::Offset(t, walk_.batch(), 0, head, column) * size,
+                          t.strides[1] * size, n * size};
+      for (int64_t x = 0; x < first.stream_count_; ++x) {
+        Stream& before = first.streams_[x];
+        if (before.tensor == stream.tensor && stream.at >= before.at && stream.at <= before.at + before.bytes) {
+          before.bytes = std::max(before.bytes, stream.at + stream.bytes - before.at);
+          return;
+        }
+      }
+      if (first.stream_count_ < kMostStreams) first.streams_[first.stream_count_++] = stream;
     };
     const auto add_keys = [&](const ConstTensor& t) {
       if (t.rank == 4) add(t, HeadOf(t, 2, job.head, layer.state_heads), 0, span_.K);
@@ -342,58 +363,60 @@ class Passes {
     add(layer.in.v, HeadOf(layer.in.v, 2, job.head, layer.state_heads), job.column, job.columns);
     if constexpr (S::kPerChannel) add_keys(layer.in.log_decay);
     if constexpr (S::kRankOne) add_keys(layer.in.remove), add_keys(layer.in.write);
-    for (int64_t g = 0; g < span_.queries && g < kMostQueries; ++g) {
+    for (int64_t g = 0; g < span_.queries; ++g) {
       const int64_t head = job.head * span_.queries + g;
       add(layer.in.q, contract::GroupedHead(head, layer.q_heads, layer.out_heads), 0, span_.K);
       add(layer.out.out, head, job.column, job.columns);
     }
   }
 
-  // Where the walk over the next head's rows is. Every step is given its share of lines as a list, and a pass asks for `a_turn` of them every kTurn
+  // Where the walk over the next heads' rows is. Every step is given its share of lines as a list, and a pass asks for `a_turn` of them every kTurn
   // channels: evenly, for a core waits for a dozen lines at a time and no more.
   struct Ahead {
-    const Passes* head;
-    int64_t tokens_ahead, a_step, a_turn, stream, token;
+    const Passes* heads;
+    int64_t first_token, last_token, token, tokens_ahead, a_step, a_turn, stream;
     const std::byte *line, *row_end;
     const std::byte* list[kMostLines];
   };
 
-  void StartAhead(const Passes& next, int64_t tokens_ahead) const {
+  void StartAhead() const {
     Ahead& ahead = *room_.ahead;
+    const int64_t first = FirstOfFew(), few = std::min(Few(), room_.head_count - first), next = (first + few) % room_.head_count;
+    ahead.heads = room_.heads + next;
+    ahead.tokens_ahead = next == 0 ? span_.capacity : 0;
+    ahead.first_token = (Place() - first) * span_.n / few;
+    ahead.last_token = (Place() - first + 1) * span_.n / few;
     int64_t lines = 0;
-    for (int64_t x = 0; x < next.stream_count_; ++x) lines += span_.n * ((next.streams_[x].bytes + 127) / 64);
+    for (int64_t x = 0; x < ahead.heads->stream_count_; ++x)
+      lines += (ahead.last_token - ahead.first_token) * ((ahead.heads->streams_[x].bytes + kLine - 1) / kLine);
     const int64_t steps = (vectors_ + kVectors - 1) / kVectors * blocks_, turns = span_.row / kTurn;
-    ahead.head = &next;
-    ahead.tokens_ahead = tokens_ahead;
-    // Rounded up, but for an eighth of the lines where steps are alike: to leave these out costs less than a burst in the first steps and nothing in
-    // the last.
-    const int64_t most = vectors_ % kVectors == 0 ? lines * 7 / 8 : lines;
-    ahead.a_turn = std::min((most + steps * turns - 1) / (steps * turns), kMostLines / turns);
+    ahead.a_turn = std::min((lines + steps * turns - 1) / (steps * turns), kMostLines / turns);
     ahead.a_step = ahead.a_turn * turns;
     ahead.stream = 0;
-    ahead.token = -1;
+    ahead.token = ahead.first_token - 1;
     NextRow();
   }
   void NextRow() const {
     Ahead& ahead = *room_.ahead;
-    if (++ahead.token == span_.n) {
-      ahead.token = 0;
+    const auto comes = [&](int64_t token) { return token < ahead.last_token && span_.tokens[token] + ahead.tokens_ahead < walk_.end(); };
+    if (!comes(++ahead.token)) {
+      ahead.token = ahead.first_token;
       ++ahead.stream;
     }
-    if (ahead.stream >= ahead.head->stream_count_ || span_.tokens[ahead.token] + ahead.tokens_ahead >= walk_.end()) {
+    if (ahead.stream >= ahead.heads->stream_count_ || !comes(ahead.token)) {
       ahead.a_turn = ahead.a_step = 0;
       return;
     }
-    const Stream& stream = ahead.head->streams_[ahead.stream];
+    const Stream& stream = ahead.heads->streams_[ahead.stream];
     ahead.line = stream.at + (span_.tokens[ahead.token] + ahead.tokens_ahead) * stream.step;
-    ahead.row_end = ahead.line + stream.bytes + 63;  // a row need not begin with a line
+    ahead.row_end = ahead.line + stream.bytes + kLine - 1;  // a row need not begin with a line
   }
   void ListLines() const {
     Ahead& ahead = *room_.ahead;
     const int64_t n = ahead.a_step;
     for (int64_t i = 0; i < n; ++i) {
       ahead.list[i] = ahead.line;
-      ahead.line += 64;
+      ahead.line += kLine;
       if (ahead.line >= ahead.row_end) NextRow();
     }
   }
@@ -881,7 +904,7 @@ class Passes {
   template <int m, bool kWrite, bool kRead>
   HWY_NOINLINE void WriteAndRead(const T* from, const T* ahead, const T* to_ahead) const {
     using At = Coefs<1>;
-    constexpr int64_t kLine = 64 / sizeof(T);
+    constexpr int64_t kNumbers = kLine / sizeof(T);
     constexpr bool kTwo = S::kReads;
     static_assert((kTwo ? 2 : 1) * kWide <= 2 * kTokens * kVectors, "the room's sums are too few");
     const Tag<T> d;
@@ -922,10 +945,10 @@ class Passes {
         to += to_row;
       }
       if constexpr (kRead) {
-        for (int64_t n = 0; n < m * kLanes; n += kLine) __builtin_prefetch(ahead + n, 0, 2);
+        for (int64_t n = 0; n < m * kLanes; n += kNumbers) __builtin_prefetch(ahead + n, 0, 2);
         ahead += from_row;
         if (apart) {
-          for (int64_t n = 0; n < m * kLanes; n += kLine) __builtin_prefetch(to_ahead + n, 0, 2);
+          for (int64_t n = 0; n < m * kLanes; n += kNumbers) __builtin_prefetch(to_ahead + n, 0, 2);
           to_ahead += to_ahead_row;
         }
         if constexpr (kTwo) {
@@ -990,8 +1013,8 @@ class Passes {
   Rows<T> v_;
   T* state_;    // strip by strip, [K][columns of the strip]
   T* key_sum_;  // [row]
-  static constexpr int64_t kMostQueries = 4;
-  Stream streams_[5 + 2 * kMostQueries];
+  static constexpr int64_t kMostStreams = 32;
+  Stream streams_[kMostStreams];
   int64_t stream_count_ = 0;
 };
 
