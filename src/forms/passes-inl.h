@@ -333,8 +333,11 @@ class Passes {
     int64_t step, bytes;
   };
 
-  // Heads are taken by the few whose rows of k come to a KiB.
-  int64_t Few() const { return std::max(1024 / (span_.K * contract::SizeOf(span_.layer.in.k.dtype)), int64_t{1}); }
+  // Heads are taken by the few whose rows of k come to a KiB, or one by one where a row is half of it.
+  int64_t Few() const {
+    const int64_t bytes = span_.K * contract::SizeOf(span_.layer.in.k.dtype);
+    return bytes < 512 ? 1024 / bytes : 1;
+  }
   int64_t FirstOfFew() const { return Place() / Few() * Few(); }
 
   // Adds this head's rows to the streams of the few that it belongs to.
