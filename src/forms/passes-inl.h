@@ -366,7 +366,7 @@ class Passes {
     add(layer.in.v, HeadOf(layer.in.v, 2, job.head, layer.state_heads), job.column, job.columns);
     if constexpr (S::kPerChannel) add_keys(layer.in.log_decay);
     if constexpr (S::kRankOne) add_keys(layer.in.remove), add_keys(layer.in.write);
-    for (int64_t g = 0; g < span_.queries; ++g) {
+    for (int64_t g = 0; g < span_.queries && g < kMostQueries; ++g) {
       const int64_t head = job.head * span_.queries + g;
       add(layer.in.q, contract::GroupedHead(head, layer.q_heads, layer.out_heads), 0, span_.K);
       add(layer.out.out, head, job.column, job.columns);
@@ -1016,6 +1016,8 @@ class Passes {
   Rows<T> v_;
   T* state_;    // strip by strip, [K][columns of the strip]
   T* key_sum_;  // [row]
+  // Query heads whose rows are asked for: those of more crowd the steps.
+  static constexpr int64_t kMostQueries = 4;
   static constexpr int64_t kMostStreams = 32;
   Stream streams_[kMostStreams];
   int64_t stream_count_ = 0;
